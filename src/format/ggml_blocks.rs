@@ -3,7 +3,7 @@
 //! The layouts are those of ggml-common.h; the order of elements is that of the `dequantize_row` functions in ggml-quants.c.
 
 use super::ggml::SUPER_BLOCK;
-use super::ggml_super_blocks as super_blocks;
+use super::ggml_super_blocks::{self as super_blocks, Group};
 use super::{ggml_quantize, unpack, GroupScales, QuantFormat, QuantizedRows, Quantizer};
 use crate::{Error, Result};
 use half::f16;
@@ -158,6 +158,36 @@ impl GgmlType {
         blocks: &mut Vec<u8>,
         values: &mut [f32],
     ) -> Result<()> {
+        self.quantize_by(weights, None, search, blocks, values)
+    }
+
+    /// As [`quantize`](Self::quantize) with a search, where the squared errors of each column count as much as `columns` says:
+    /// numbers that are not below zero.
+    ///
+    /// # Errors
+    /// If the row is no whole number of blocks, or there are other columns.
+    pub fn quantize_weighted(
+        self,
+        weights: &[f32],
+        columns: &[f32],
+        blocks: &mut Vec<u8>,
+        values: &mut [f32],
+    ) -> Result<()> {
+        if columns.len() != weights.len() {
+            let expected = format!("{} numbers", weights.len());
+            return Err(Error::mismatch("columns of a row", expected, columns.len().to_string()));
+        }
+        self.quantize_by(weights, Some(columns), true, blocks, values)
+    }
+
+    fn quantize_by(
+        self,
+        weights: &[f32],
+        columns: Option<&[f32]>,
+        search: bool,
+        blocks: &mut Vec<u8>,
+        values: &mut [f32],
+    ) -> Result<()> {
         let (of_block, _) = self.block();
         if !weights.len().is_multiple_of(of_block) || values.len() != weights.len() {
             let expected = format!("a multiple of {of_block}");
@@ -167,49 +197,53 @@ impl GgmlType {
                 weights.len().to_string(),
             ));
         }
-        let mut of_values = values.chunks_exact_mut(of_block);
-        let each = |of_values: std::slice::ChunksExactMut<f32>,
-                    quantize: &mut dyn FnMut(&[f32], &mut [f32])| {
-            weights.chunks_exact(of_block).zip(of_values).for_each(|(x, to)| quantize(x, to));
-        };
-        match self {
-            Self::Q4_0 => each(of_values, &mut |x, to| ggml_quantize::q4_0(x, search, blocks, to)),
-            Self::Q4_1 => each(of_values, &mut |x, to| ggml_quantize::q4_1(x, search, blocks, to)),
-            Self::Q5_0 => each(of_values, &mut |x, to| ggml_quantize::q5_0(x, search, blocks, to)),
-            Self::Q5_1 => each(of_values, &mut |x, to| ggml_quantize::q5_1(x, search, blocks, to)),
-            Self::Q8_0 => each(of_values, &mut |x, to| ggml_quantize::q8_0(x, search, blocks, to)),
-            Self::Q2K => {
-                each(of_values, &mut |x, to| super_blocks::biased(super_blocks::Q2_K, x, blocks, to))
-            }
-            Self::Q3K => {
-                each(of_values, &mut |x, to| super_blocks::unbiased(super_blocks::Q3_K, x, blocks, to))
-            }
-            Self::Q4K => {
-                each(of_values, &mut |x, to| super_blocks::biased(super_blocks::Q4_K, x, blocks, to))
-            }
-            Self::Q5K => {
-                each(of_values, &mut |x, to| super_blocks::biased(super_blocks::Q5_K, x, blocks, to))
-            }
-            Self::Q6K => {
-                each(of_values, &mut |x, to| super_blocks::unbiased(super_blocks::Q6_K, x, blocks, to))
-            }
-            Self::Mxfp4 | Self::Nvfp4 => {
-                let (format, k) = (self.format(), weights.len());
-                let mut rows = QuantizedRows::quantize(format, Quantizer::Mlx, weights, k, None)?;
-                if search {
-                    rows.improve(format, weights, k)?;
-                }
-                for (to, from) in
-                    of_values.by_ref().zip(rows.dequantize(format, k, 1.)?.chunks_exact(of_block))
-                {
-                    to.copy_from_slice(from);
-                }
-                if let GroupScales::Bytes(scales) = rows.scales {
-                    self.append(&rows.words, &scales, blocks)?;
-                }
+        if matches!(self, Self::Mxfp4 | Self::Nvfp4) {
+            return self.quantize_small_floats(weights, columns, search, blocks, values);
+        }
+        let all = weights.chunks_exact(of_block).zip(values.chunks_exact_mut(of_block));
+        for (index, (weights, to)) in all.enumerate() {
+            let start = index * of_block;
+            let columns = relative(columns.and_then(|all| all.get(start..start + of_block)));
+            let columns = columns.get(..of_block).unwrap_or_default();
+            let group = Group { weights, columns };
+            match self {
+                Self::Q4_0 => ggml_quantize::q4_0(group, search, blocks, to),
+                Self::Q4_1 => ggml_quantize::q4_1(group, search, blocks, to),
+                Self::Q5_0 => ggml_quantize::q5_0(group, search, blocks, to),
+                Self::Q5_1 => ggml_quantize::q5_1(group, search, blocks, to),
+                Self::Q8_0 => ggml_quantize::q8_0(group, search, blocks, to),
+                Self::Q2K => super_blocks::biased(super_blocks::Q2_K, group, blocks, to),
+                Self::Q3K => super_blocks::unbiased(super_blocks::Q3_K, group, blocks, to),
+                Self::Q4K => super_blocks::biased(super_blocks::Q4_K, group, blocks, to),
+                Self::Q5K => super_blocks::biased(super_blocks::Q5_K, group, blocks, to),
+                Self::Q6K => super_blocks::unbiased(super_blocks::Q6_K, group, blocks, to),
+                Self::Mxfp4 | Self::Nvfp4 => {}
             }
         }
         Ok(())
+    }
+
+    /// Those of MXFP4 and NVFP4.
+    fn quantize_small_floats(
+        self,
+        weights: &[f32],
+        columns: Option<&[f32]>,
+        search: bool,
+        blocks: &mut Vec<u8>,
+        values: &mut [f32],
+    ) -> Result<()> {
+        let (format, k) = (self.format(), weights.len());
+        let mut rows = QuantizedRows::quantize(format, Quantizer::Mlx, weights, k, None)?;
+        match columns {
+            _ if !search => {}
+            Some(columns) => rows.improve_weighted(format, weights, k, columns)?,
+            None => rows.improve(format, weights, k)?,
+        }
+        values.copy_from_slice(&rows.dequantize(format, k, 1.)?);
+        match rows.scales {
+            GroupScales::Bytes(scales) => self.append(&rows.words, &scales, blocks),
+            GroupScales::Float { .. } => Ok(()),
+        }
     }
 
     /// Appends the blocks of a packed weight in this type's format: its words, and the bytes of its scales, which are F16 or
@@ -255,6 +289,21 @@ impl GgmlType {
         }
         Ok(())
     }
+}
+
+/// The least that a column counts, of what the one counts that counts most: what was never given anything is not made up.
+const LEAST: f32 = 1e-6;
+
+/// How much the columns of a block count, of which the most is 1.
+fn relative(columns: Option<&[f32]>) -> [f32; SUPER_BLOCK] {
+    let mut counts = [1.; SUPER_BLOCK];
+    let columns = columns.unwrap_or_default();
+    let most = columns.iter().copied().filter(|column| column.is_finite()).fold(0f32, f32::max);
+    if most > 0. {
+        let pairs = counts.iter_mut().zip(columns);
+        pairs.for_each(|(count, column)| *count = (column / most).clamp(LEAST, 1.));
+    }
+    counts
 }
 
 /// Appends codes of four bits: those of the first half are the low nibbles, those of the second the high ones.

@@ -2,6 +2,7 @@
 //! a smaller squared error.
 
 use super::ggml_blocks::{append_half, five_bits, half, halves};
+use super::ggml_super_blocks::Group;
 
 /// Parts of the range that a search divides codes by, in tenths of a code more or fewer.
 const TENTHS: std::ops::RangeInclusive<i8> = -9..=9;
@@ -19,9 +20,12 @@ fn inverse(scale: f32) -> f32 {
     }
 }
 
-fn squared_error(weights: &[f32], codes: &[f32], scale: f32) -> f64 {
-    let error = |(weight, code): (&f32, &f32)| f64::from(weight - code * scale).powi(2);
-    weights.iter().zip(codes).map(error).sum()
+/// As columns count.
+fn squared_error(weights: &[f32], columns: &[f32], codes: &[f32], scale: f32) -> f64 {
+    let error = |((weight, column), code): ((&f32, &f32), &f32)| {
+        f64::from(weight - code * scale).powi(2) * f64::from(*column)
+    };
+    weights.iter().zip(columns).zip(codes).map(error).sum()
 }
 
 /// Codes from `low` to `high`, whole numbers, that are nearest with a scale.
@@ -31,21 +35,22 @@ fn nearest(weights: &[f32], scale: f32, (low, high): (f32, f32)) -> Vec<f32> {
 }
 
 /// Codes and scale of a smaller squared error than these, if any are found. `ends` are the codes that the largest magnitude may
-/// get; scales are those of the least squares.
+/// get; scales are those of the least squares, as columns count.
 fn searched(
     weights: &[f32],
+    columns: &[f32],
     (codes, scale): (Vec<f32>, f32),
     range: (f32, f32),
     ends: &[f32],
 ) -> (Vec<f32>, f32) {
     let furthest = furthest(weights);
-    let mut best = (squared_error(weights, &codes, scale), codes, scale);
+    let mut best = (squared_error(weights, columns, &codes, scale), codes, scale);
     for end in ends {
         for tenths in TENTHS {
             let first = furthest / (end + f32::from(tenths) / 10. * end.signum());
-            let fitted = fit(weights, &nearest(weights, first, range));
+            let fitted = fit(weights, columns, &nearest(weights, first, range));
             let codes = nearest(weights, fitted, range);
-            let error = squared_error(weights, &codes, fitted);
+            let error = squared_error(weights, columns, &codes, fitted);
             if error < best.0 {
                 best = (error, codes, fitted);
             }
@@ -55,22 +60,29 @@ fn searched(
 }
 
 /// The scale of the least squares for these codes, in F16.
-fn fit(weights: &[f32], codes: &[f32]) -> f32 {
-    let pairs = || weights.iter().zip(codes).map(|(weight, code)| (f64::from(*weight), f64::from(*code)));
-    let (cross, square) = pairs()
-        .fold((0., 0.), |(cross, square), (weight, code)| (cross + weight * code, square + code * code));
+fn fit(weights: &[f32], columns: &[f32], codes: &[f32]) -> f32 {
+    let (cross, square) =
+        weights.iter().zip(columns).zip(codes).fold((0., 0.), |(cross, square), ((weight, column), code)| {
+            let (weight, column, code) = (f64::from(*weight), f64::from(*column), f64::from(*code));
+            (cross + column * weight * code, square + column * code * code)
+        });
     half(if square == 0. { 0. } else { (cross / square) as f32 })
 }
 
 /// Appends a block of 32 weights.
-pub(super) fn q8_0(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+pub(super) fn q8_0(
+    Group { weights, columns }: Group,
+    search: bool,
+    blocks: &mut Vec<u8>,
+    values: &mut [f32],
+) {
     let scale = furthest(weights).abs() / 127.;
     let inverse = inverse(scale);
     // Ties away from zero.
     let codes = weights.iter().map(|weight| (weight * inverse).round()).collect();
     let (codes, scale) = match search {
         false => (codes, half(scale)),
-        true => searched(weights, (codes, half(scale)), (-127., 127.), &[127.]),
+        true => searched(weights, columns, (codes, half(scale)), (-127., 127.), &[127.]),
     };
     append_half(scale, blocks);
     blocks.extend(codes.iter().map(|code| (*code as i8) as u8));
@@ -78,7 +90,7 @@ pub(super) fn q8_0(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: 
 }
 
 /// Codes around `middle` of either type whose scale has a sign, and the scale.
-fn around(weights: &[f32], middle: f32, search: bool) -> (Vec<f32>, f32) {
+fn around(Group { weights, columns }: Group, middle: f32, search: bool) -> (Vec<f32>, f32) {
     let scale = furthest(weights) / -middle;
     let inverse = inverse(scale);
     // Product and sum are rounded, each once: compilers that fuse them have other codes half way between two.
@@ -88,13 +100,13 @@ fn around(weights: &[f32], middle: f32, search: bool) -> (Vec<f32>, f32) {
     let range = (-middle, middle - 1.);
     match search {
         false => (codes, half(scale)),
-        true => searched(weights, (codes, half(scale)), range, &[range.0, range.1]),
+        true => searched(weights, columns, (codes, half(scale)), range, &[range.0, range.1]),
     }
 }
 
 /// Appends a block of 32 weights.
-pub(super) fn q4_0(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
-    let (codes, scale) = around(weights, 8., search);
+pub(super) fn q4_0(group: Group, search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+    let (codes, scale) = around(group, 8., search);
     append_half(scale, blocks);
     let stored: Vec<_> = codes.iter().map(|code| (*code + 8.) as u8).collect();
     halves(&stored, blocks);
@@ -102,8 +114,8 @@ pub(super) fn q4_0(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: 
 }
 
 /// Appends a block of 32 weights.
-pub(super) fn q5_0(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
-    let (codes, scale) = around(weights, 16., search);
+pub(super) fn q5_0(group: Group, search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+    let (codes, scale) = around(group, 16., search);
     append_half(scale, blocks);
     let stored: Vec<_> = codes.iter().map(|code| (*code + 16.) as u8).collect();
     five_bits(&stored, blocks);
@@ -125,22 +137,24 @@ impl Biased {
         Self { codes: weights.iter().map(code).collect(), scale, bias }
     }
 
-    fn squared_error(&self, weights: &[f32]) -> f64 {
-        let error =
-            |(weight, code): (&f32, &f32)| f64::from(weight - (code * self.scale + self.bias)).powi(2);
-        weights.iter().zip(&self.codes).map(error).sum()
+    /// As columns count.
+    fn squared_error(&self, Group { weights, columns }: Group) -> f64 {
+        let error = |((weight, column), code): ((&f32, &f32), &f32)| {
+            f64::from(weight - (code * self.scale + self.bias)).powi(2) * f64::from(*column)
+        };
+        weights.iter().zip(columns).zip(&self.codes).map(error).sum()
     }
 
     /// Scale and bias of the least squares for these codes, in F16; none if all codes are one.
-    fn fitted(&self, weights: &[f32]) -> Option<(f32, f32)> {
-        let (mut sums, count) = ([0f64; 4], weights.len() as f64);
-        for (weight, code) in weights.iter().zip(&self.codes) {
-            let (weight, code) = (f64::from(*weight), f64::from(*code));
-            for (sum, term) in sums.iter_mut().zip([code, code * code, weight, weight * code]) {
-                *sum += term;
+    fn fitted(&self, Group { weights, columns }: Group) -> Option<(f32, f32)> {
+        let mut sums = [0f64; 5];
+        for ((weight, column), code) in weights.iter().zip(columns).zip(&self.codes) {
+            let (weight, column, code) = (f64::from(*weight), f64::from(*column), f64::from(*code));
+            for (sum, term) in sums.iter_mut().zip([1., code, code * code, weight, weight * code]) {
+                *sum += column * term;
             }
         }
-        let [codes, squares, weights, products] = sums;
+        let [count, codes, squares, weights, products] = sums;
         let determinant = count * squares - codes * codes;
         let scale = (count * products - weights * codes) / determinant;
         let bias = (weights - scale * codes) / count;
@@ -148,7 +162,8 @@ impl Biased {
     }
 
     /// Of the reference, or of a smaller squared error.
-    fn of(weights: &[f32], most: f32, search: bool) -> Self {
+    fn of(group: Group, most: f32, search: bool) -> Self {
+        let weights = group.weights;
         let low = weights.iter().copied().fold(f32::INFINITY, f32::min);
         let high = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let scale = (high - low) / most;
@@ -159,12 +174,12 @@ impl Biased {
         if !search {
             return reference;
         }
-        let (mut least, mut best) = (reference.squared_error(weights), reference);
+        let (mut least, mut best) = (reference.squared_error(group), reference);
         for tenths in TENTHS {
             let first = (high - low) / (most + f32::from(tenths) / 10.);
-            let Some(fitted) = Self::nearest(weights, (first, low), most).fitted(weights) else { continue };
+            let Some(fitted) = Self::nearest(weights, (first, low), most).fitted(group) else { continue };
             let attempt = Self::nearest(weights, fitted, most);
-            let error = attempt.squared_error(weights);
+            let error = attempt.squared_error(group);
             if error < least {
                 (least, best) = (error, attempt);
             }
@@ -183,13 +198,13 @@ impl Biased {
 }
 
 /// Appends a block of 32 weights.
-pub(super) fn q4_1(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
-    let codes = Biased::of(weights, 15., search).append(blocks, values);
+pub(super) fn q4_1(group: Group, search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+    let codes = Biased::of(group, 15., search).append(blocks, values);
     halves(&codes, blocks);
 }
 
 /// Appends a block of 32 weights.
-pub(super) fn q5_1(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
-    let codes = Biased::of(weights, 31., search).append(blocks, values);
+pub(super) fn q5_1(group: Group, search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+    let codes = Biased::of(group, 31., search).append(blocks, values);
     five_bits(&codes, blocks);
 }

@@ -11,9 +11,10 @@ use super::ggml_super_layouts::{self as layouts, Codes, Steps};
 /// How often counts and the numbers that they count follow each other at most.
 const ROUNDS: usize = 4;
 
-/// Sums over a group of weights and codes.
+/// Sums over a group of weights and codes, by how much columns count.
 #[derive(Default)]
 struct Sums {
+    count: f32,
     codes: f32,
     squares: f32,
     weights: f32,
@@ -21,24 +22,45 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(weights: &[f32], codes: &[f32]) -> Self {
-        weights.iter().zip(codes).fold(Self::default(), |sums, (weight, code)| Self {
-            codes: sums.codes + code,
-            squares: sums.squares + code * code,
-            weights: sums.weights + weight,
-            products: sums.products + weight * code,
+    fn of(Group { weights, columns }: Group, codes: &[f32]) -> Self {
+        let terms = weights.iter().zip(columns).zip(codes);
+        terms.fold(Self::default(), |sums, ((weight, column), code)| Self {
+            count: sums.count + column,
+            codes: sums.codes + column * code,
+            squares: sums.squares + column * code * code,
+            weights: sums.weights + column * weight,
+            products: sums.products + column * weight * code,
         })
     }
 }
 
+/// Weights, and how much their columns count.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a> {
+    pub weights: &'a [f32],
+    pub columns: &'a [f32],
+}
+
+impl<'a> Group<'a> {
+    fn chunks_exact(self, size: usize) -> impl Iterator<Item = Self> + use<'a> {
+        let pairs = self.weights.chunks_exact(size).zip(self.columns.chunks_exact(size));
+        pairs.map(|(weights, columns)| Self { weights, columns })
+    }
+}
+
 /// Codes of the values `code * scale - bias`, and their squared error.
-fn nearest(weights: &[f32], (scale, bias): (f32, f32), (low, high): (f32, f32), codes: &mut [f32]) -> f32 {
+fn nearest(
+    Group { weights, columns }: Group,
+    (scale, bias): (f32, f32),
+    (low, high): (f32, f32),
+    codes: &mut [f32],
+) -> f32 {
     let inverse = if scale == 0. { 0. } else { 1. / scale };
     let mut error = 0.;
-    for (code, weight) in codes.iter_mut().zip(weights) {
+    for ((code, weight), column) in codes.iter_mut().zip(weights).zip(columns) {
         *code = ((weight + bias) * inverse).round_ties_even().clamp(low, high);
         let difference = weight - (*code * scale - bias);
-        error += difference * difference;
+        error += column * (difference * difference);
     }
     error
 }
@@ -90,7 +112,8 @@ impl Affine {
 }
 
 /// Scale and bias of a group of the smallest squared error that is found, none below zero.
-fn affine(of: Affine, weights: &[f32], codes: &mut [f32]) -> (f32, f32) {
+fn affine(of: Affine, group: Group, codes: &mut [f32]) -> (f32, f32) {
+    let weights = group.weights;
     let low = weights.iter().copied().fold(0f32, f32::min);
     let high = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if high <= low {
@@ -100,21 +123,20 @@ fn affine(of: Affine, weights: &[f32], codes: &mut [f32]) -> (f32, f32) {
     let (mut best, mut least) = (((high - low) / of.most, -low), f32::INFINITY);
     for tenths in -10..=10i8 {
         let first = (high - low) / (of.most + f32::from(tenths) / 10.);
-        nearest(weights, (first, -low), of.codes(), codes);
-        let fitted = least_squares(weights, codes);
-        let error = nearest(weights, fitted, of.codes(), codes);
+        nearest(group, (first, -low), of.codes(), codes);
+        let fitted = least_squares(group, codes);
+        let error = nearest(group, fitted, of.codes(), codes);
         if error < least {
             (best, least) = (fitted, error);
         }
     }
-    nearest(weights, best, of.codes(), codes);
+    nearest(group, best, of.codes(), codes);
     best
 }
 
 /// Scale and bias of the smallest squared error with these codes, none below zero.
-fn least_squares(weights: &[f32], codes: &[f32]) -> (f32, f32) {
-    let count = weights.len() as f32;
-    let Sums { codes, squares, weights, products } = Sums::of(weights, codes);
+fn least_squares(group: Group, codes: &[f32]) -> (f32, f32) {
+    let Sums { count, codes, squares, weights, products } = Sums::of(group, codes);
     let determinant = count * squares - codes * codes;
     let scale = (count * products - weights * codes) / determinant;
     let bias = (scale * codes - weights) / count;
@@ -126,7 +148,7 @@ fn least_squares(weights: &[f32], codes: &[f32]) -> (f32, f32) {
 }
 
 /// Appends a block of 256 weights of one of the types with biases, and sets `values` to what it means.
-pub(super) fn biased(of: Affine, weights: &[f32], blocks: &mut Vec<u8>, values: &mut [f32]) {
+pub(super) fn biased(of: Affine, weights: Group, blocks: &mut Vec<u8>, values: &mut [f32]) {
     let mut found = Found::new();
     let mut wanted = vec![(0., 0.); SUPER_BLOCK / of.group];
     for ((weights, codes), wanted) in
@@ -158,7 +180,7 @@ pub(super) fn biased(of: Affine, weights: &[f32], blocks: &mut Vec<u8>, values: 
 }
 
 /// Counts of `units` and codes of the smallest squared error near the scales and biases that groups want.
-fn counted(of: Affine, weights: &[f32], wanted: &[(f32, f32)], units: (f32, f32)) -> Found {
+fn counted(of: Affine, weights: Group, wanted: &[(f32, f32)], units: (f32, f32)) -> Found {
     let mut found = Found { scale: units.0, bias: units.1, error: 0., ..Found::new() };
     let groups =
         weights.chunks_exact(of.group).zip(found.codes.chunks_exact_mut(of.group)).zip(&mut found.steps);
@@ -180,13 +202,14 @@ fn counted(of: Affine, weights: &[f32], wanted: &[(f32, f32)], units: (f32, f32)
 }
 
 /// The numbers of the least squares that these counts count, with these codes.
-fn fitted_units(of: Affine, weights: &[f32], found: &Found) -> (f32, f32) {
+fn fitted_units(of: Affine, weights: Group, found: &Found) -> (f32, f32) {
     let mut sums = [0f64; 5];
     let groups = weights.chunks_exact(of.group).zip(found.codes.chunks_exact(of.group)).zip(&found.steps);
-    for ((weights, codes), (step, bias)) in groups {
-        for (weight, code) in weights.iter().zip(codes) {
-            let (first, second) = (f64::from(code * step), f64::from(-bias));
-            let weight = f64::from(*weight);
+    for ((group, codes), (step, bias)) in groups {
+        for ((weight, code), column) in group.weights.iter().zip(codes).zip(group.columns) {
+            let root = f64::from(*column).sqrt();
+            let (first, second) = (root * f64::from(code * step), root * f64::from(-bias));
+            let weight = root * f64::from(*weight);
             for (sum, term) in sums.iter_mut().zip([
                 first * first,
                 first * second,
@@ -229,17 +252,17 @@ fn ends(least: f32) -> (f32, f32) {
 }
 
 /// The scale of a group of the smallest squared error that is found, of either sign.
-fn symmetric(of: Symmetric, weights: &[f32], codes: &mut [f32]) -> f32 {
+fn symmetric(of: Symmetric, group: Group, codes: &mut [f32]) -> f32 {
     let range = ends(of.least);
-    let furthest = weights.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
+    let furthest = group.weights.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
     let (mut best, mut least) = (0., f32::INFINITY);
     for end in [range.0, range.1] {
         for tenths in -9..=9i8 {
             let first = furthest / (end + f32::from(tenths) / 10.);
-            nearest(weights, (first, 0.), range, codes);
-            let Sums { squares, products, .. } = Sums::of(weights, codes);
+            nearest(group, (first, 0.), range, codes);
+            let Sums { squares, products, .. } = Sums::of(group, codes);
             let fitted = if squares > 0. { products / squares } else { 0. };
-            let error = nearest(weights, (fitted, 0.), range, codes);
+            let error = nearest(group, (fitted, 0.), range, codes);
             if error < least {
                 (best, least) = (fitted, error);
             }
@@ -249,7 +272,7 @@ fn symmetric(of: Symmetric, weights: &[f32], codes: &mut [f32]) -> f32 {
 }
 
 /// Appends a block of 256 weights of one of the types without biases, and sets `values` to what it means.
-pub(super) fn unbiased(of: Symmetric, weights: &[f32], blocks: &mut Vec<u8>, values: &mut [f32]) {
+pub(super) fn unbiased(of: Symmetric, weights: Group, blocks: &mut Vec<u8>, values: &mut [f32]) {
     let (mut found, mut wanted) = (Found::new(), [0.; 16]);
     let mut codes = [0.; 16];
     for (weights, wanted) in weights.chunks_exact(16).zip(&mut wanted) {
@@ -286,7 +309,7 @@ pub(super) fn unbiased(of: Symmetric, weights: &[f32], blocks: &mut Vec<u8>, val
     }
 }
 
-fn counted_symmetric(of: Symmetric, weights: &[f32], wanted: &[f32; 16], unit: f32) -> Found {
+fn counted_symmetric(of: Symmetric, weights: Group, wanted: &[f32; 16], unit: f32) -> Found {
     let mut found = Found { scale: unit, error: 0., ..Found::new() };
     let groups = weights.chunks_exact(16).zip(found.codes.chunks_exact_mut(16)).zip(&mut found.steps);
     for (((weights, codes), steps), wanted) in groups.zip(wanted) {

@@ -122,6 +122,7 @@ const CONVERT: Floor = Floor {
         room("plan", &["recipe", "output", "gguf", "target"]),
         room("run", &["recipe", "output", "target", "plan"]),
         room("bit_budget", &["recipe", "output", "target", "plan", "run"]),
+        room("scales", &["output", "plan", "run"]),
     ],
 };
 

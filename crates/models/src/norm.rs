@@ -34,7 +34,7 @@ impl NormKind {
         !matches!(self, Self::Rms | Self::RmsOnePlus | Self::RmsPlain)
     }
 
-    fn is_one_plus(self) -> bool {
+    pub(super) fn is_one_plus(self) -> bool {
         matches!(self, Self::RmsOnePlus | Self::LayerOnePlus)
     }
 

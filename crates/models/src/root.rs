@@ -16,6 +16,13 @@ pub fn layer_of(name: &str) -> Option<usize> {
     ROOTS.iter().find_map(below)?.split('.').next()?.parse().ok()
 }
 
+/// Whether a module is the norm of this name behind all layers.
+pub(super) fn is_final_norm(module: &str, name: &str) -> bool {
+    let is_there =
+        |root: &Root| module.strip_prefix(root.decoder).and_then(|rest| rest.strip_prefix('.')) == Some(name);
+    ROOTS.iter().any(is_there)
+}
+
 /// As a model of text alone, as mlx-lm and older versions of transformers write models of more, as newer ones do.
 const ROOTS: [Root; 3] = [
     Root { decoder: "model", head: "lm_head" },

@@ -2,6 +2,7 @@
 
 mod adapter;
 mod connection;
+mod importance;
 mod name;
 mod output;
 mod reader;
@@ -31,8 +32,8 @@ const fn target(name: &'static str, seeds: fn(&str) -> Seeds, run: fn(&Bundle) -
 }
 
 /// All of them: the readers of checkpoints; then what lies beside weights, what other processes say, and what a conversion
-/// finds where it writes.
-pub const TARGETS: [Target; 13] = [
+/// is given beside a model, and finds where it writes.
+pub const TARGETS: [Target; 15] = [
     target("mlx", reader_seeds::seeds, reader::run),
     target("hf", reader_seeds::seeds, reader::run),
     target("uqff", reader_seeds::seeds, reader::run),
@@ -44,6 +45,8 @@ pub const TARGETS: [Target; 13] = [
     target("template", template::seeds, template::run),
     target("name", name::seeds, name::run),
     target("connection", connection::seeds, connection::run),
+    target("imatrix", importance::matrices, importance::run_matrix),
+    target("statistics", importance::statistics, importance::run_statistics),
     target("manifest", output::manifests, output::run),
     target("journal", output::journals, output::run),
 ];

@@ -37,6 +37,7 @@
 //! run         reads, quantizes, measures, writes; journal, resume, one rename at the end: a ConvertReport
 //!    ▼
 //! bit_budget  plans and measures every candidate, and chooses a recipe for a number of bits per weight
+//! scales      runs the model, and chooses by what columns are multiplied before they are packed
 //! ```
 //! Each room knows those above it in this drawing, and no other.
 //!
@@ -64,6 +65,7 @@ mod output;
 mod plan;
 mod recipe;
 mod run;
+mod scales;
 mod target;
 
 pub use bit_budget::{BitAllocation, Sensitivities};
@@ -76,4 +78,5 @@ pub(crate) use run::distinct_name;
 pub use run::{
     check_output, convert, measure, ConvertEvent, ConvertReport, Quality, RunOptions, WrittenFile,
 };
+pub use scales::column_scales;
 pub use target::Target;

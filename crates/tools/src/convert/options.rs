@@ -2,7 +2,7 @@
 
 use super::recipe::{Recipe, Spec};
 use super::target::Target;
-use crate::importance::{CalibrationText, Statistics};
+use crate::importance::{CalibrationText, ColumnScales, Statistics};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::OllamaName;
 use candle_quant::{Error, Result};
@@ -35,6 +35,9 @@ pub struct ConvertOptions {
     /// Runs the source on this text, and lets the columns of a weight make up for what those before them lose, as GPTQ does:
     /// one after another, by the products of what their layer is given.
     pub feedback: Option<Arc<CalibrationText>>,
+    /// By what columns are multiplied before they are packed; what makes their inputs is divided by the same. See
+    /// [`column_scales`](super::column_scales).
+    pub scales: Option<Arc<ColumnScales>>,
     /// Refuses a plan in which a tensor can't become what its rule says.
     pub strict: bool,
     /// The size of a file of weights that is not exceeded, unless one weight does.
@@ -63,6 +66,7 @@ impl ConvertOptions {
             search: false,
             statistics: None,
             feedback: None,
+            scales: None,
             strict: false,
             max_shard_size,
             device: Device::Cpu,

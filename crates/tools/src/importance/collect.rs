@@ -59,13 +59,14 @@ impl<'a> Collector<'a> {
         let path = path.as_ref();
         if let Some(begun) = Begun::read(path)? {
             let Begun { statistics, progress } = begun;
-            if (&progress.source, &progress.text) != (&self.progress.source, &self.progress.text) {
-                let problem = match progress.text == self.progress.text {
-                    true => "statistics of another source, or of this one before it was changed",
-                    false => "statistics of another text",
-                };
-                return Err(Error::file(path, problem, "remove it, or give another file"));
+            if progress.text != self.progress.text {
+                return Err(Error::file(
+                    path,
+                    "statistics of another text",
+                    "remove it, or give another file",
+                ));
             }
+            progress.check_source(path, &self.progress.source)?;
             self.model.seen(|seen| -> Result<()> {
                 for (name, sums) in seen.iter_mut() {
                     match statistics.module(name) {

@@ -101,6 +101,18 @@ impl ColumnWeights {
         }
     }
 
+    /// What they are where columns are multiplied by these scales, those of each matrix or of all, and what they are multiplied by
+    /// is divided.
+    pub fn of_scaled(&self, scales: &[Vec<f32>]) -> Self {
+        let scales_of = |matrix: usize| if scales.len() == 1 { scales.first() } else { scales.get(matrix) };
+        let of_matrix = |matrix: usize| {
+            let pairs =
+                self.of_matrix(matrix).into_iter().flatten().zip(scales_of(matrix).into_iter().flatten());
+            pairs.map(|(mean, scale)| (mean / scale / scale).min(f32::MAX)).collect()
+        };
+        Self { means: (0..self.means.len().max(scales.len())).map(of_matrix).collect() }
+    }
+
     /// Rows and columns, for errors.
     pub fn dims(&self) -> [usize; 2] {
         [self.means.len(), self.means.first().map_or(0, Vec::len)]

@@ -2,8 +2,9 @@
 
 use super::columns::ColumnSums;
 use super::statistics::Statistics;
+use crate::source::fingerprint;
 use crate::staging::{io, write_file};
-use candle_quant::{Error, Result};
+use candle_quant::{Checkpoint, Error, Result};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -30,6 +31,19 @@ pub(super) struct Progress {
     pub done: usize,
 }
 
+impl Progress {
+    /// Refuses statistics of another source than that of a fingerprint.
+    pub fn check_source(&self, path: &Path, fingerprint: &str) -> Result<()> {
+        match self.source == fingerprint {
+            true => Ok(()),
+            false => {
+                let problem = "statistics of another source, or of this one before it was changed";
+                Err(Error::file(path, problem, REMEDY))
+            }
+        }
+    }
+}
+
 /// Statistics that may be of a part of the text.
 pub(super) struct Begun {
     pub statistics: Statistics,
@@ -40,12 +54,13 @@ impl Statistics {
     /// Those of a whole text in a file that [`Collector::write`](super::Collector::write) has written.
     ///
     /// # Errors
-    /// If it can't be read, is no such file, or is one of a collection that was interrupted.
-    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+    /// If it can't be read, is no such file, is of another source, or of a collection that was interrupted.
+    pub fn read(source: &Checkpoint, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let Some(Begun { statistics, progress }) = Begun::read(path)? else {
             return Err(io(path)(ErrorKind::NotFound.into()));
         };
+        progress.check_source(path, &fingerprint(source)?)?;
         if progress.done < progress.pieces {
             let problem = format!("statistics of {} pieces of {}", progress.done, progress.pieces);
             return Err(Error::file(path, problem, "go on with them: give the text, too (--calibrate)"));

@@ -20,7 +20,6 @@
 //! ```
 //!
 //! ```text
-//! names         which modules are given the same, and what experts are called
 //! columns       sums of squares of what a module is given
 //!    ▼
 //! statistics    those of all modules
@@ -29,23 +28,30 @@
 //! file          statistics in a file
 //! imatrix       those of llama.cpp
 //! collect       a model's run
-//! hessians      sums of products instead of squares, for feedback
+//! products      sums of products instead of squares
+//!    ▼
+//! feedback      how columns make up for each other by them
+//! scales        by what columns are multiplied
 //! ```
 
 mod collect;
 mod columns;
+mod feedback;
 mod file;
-mod hessians;
 mod imatrix;
-mod names;
 mod observed;
+mod products;
+mod scales;
 mod statistics;
 mod text;
 
 pub use collect::Collector;
 pub use columns::ColumnSums;
 pub(crate) use columns::ColumnWeights;
-pub(crate) use hessians::{Feedback, OfMatrices};
+pub(crate) use feedback::{Feedback, OfMatrices, ToFeed};
 pub use imatrix::read_imatrix;
+pub(crate) use products::products;
+pub use scales::ColumnScales;
 pub use statistics::Statistics;
+pub(crate) use statistics::StatisticsOfInputs;
 pub use text::CalibrationText;

@@ -1,26 +1,22 @@
 //! The statistics of all modules of a model.
 
 use super::columns::{ColumnSums, ColumnWeights};
-use super::names::{given_the_same, within_decoder};
 use crate::sha256;
 use candle_quant::{Error, Result};
+use candle_quant_models::{Config, Given, ModuleInput, Role};
 use std::collections::BTreeMap;
 
 /// What the modules of a model are given, by their paths: for each column the sum of squares.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
     modules: BTreeMap<String, ColumnSums>,
-    /// Full names by those within the decoder.
-    names: BTreeMap<String, String>,
     /// What they are of, for reports: a file or a text.
     origin: String,
 }
 
 impl Statistics {
     pub(super) fn new(origin: impl Into<String>, modules: BTreeMap<String, ColumnSums>) -> Self {
-        let within = |name: &String| (within_decoder(name).to_owned(), name.clone());
-        let names = modules.keys().map(within).collect();
-        Self { modules, names, origin: origin.into() }
+        Self { modules, origin: origin.into() }
     }
 
     /// What a module is given.
@@ -48,29 +44,51 @@ impl Statistics {
         hasher.finish()
     }
 
-    /// How much the columns of a weight count, which may be called otherwise in another layout; `None` if there are no
-    /// statistics of it. `tied` says that the embedding is the head.
+    /// Them by what modules are given, as a model of this config knows it.
+    pub(crate) fn by_inputs<'a>(&'a self, config: &'a Config) -> StatisticsOfInputs<'a> {
+        let of_module = |name: &'a String| Some((config.input_of(name)?, name.as_str()));
+        // Of modules that are given the same, the first.
+        let modules = self.modules.keys().rev().filter_map(of_module).collect();
+        StatisticsOfInputs { statistics: self, config, modules }
+    }
+}
+
+/// Statistics of a model's inputs: they are found whatever a checkpoint calls its modules.
+pub(crate) struct StatisticsOfInputs<'a> {
+    statistics: &'a Statistics,
+    config: &'a Config,
+    modules: BTreeMap<ModuleInput, &'a str>,
+}
+
+impl StatisticsOfInputs<'_> {
+    /// How much the columns of a weight count; `None` if there are no statistics of it. `tied` says that the embedding is the
+    /// head.
     ///
     /// # Errors
     /// If the statistics are of a weight of other dimensions.
-    pub(crate) fn columns(&self, module: &str, dims: &[usize], tied: bool) -> Result<Option<ColumnWeights>> {
-        let within = within_decoder(module);
-        let mut names = given_the_same(within);
-        if tied && within == "embed_tokens" {
-            names.push(("lm_head".to_owned(), None));
-        }
-        let found = names.into_iter().find_map(|(name, expert)| {
-            let name = self.names.get(&name)?;
-            Some((name, self.modules.get(name)?.weights(expert)?))
-        });
-        match found {
+    pub fn columns(&self, module: &str, dims: &[usize], tied: bool) -> Result<Option<ColumnWeights>> {
+        let input = match self.config.role(module) {
+            Some(Role::Embedding) if tied => {
+                Some(ModuleInput { layer: None, given: Given::Head, expert: None })
+            }
+            _ => self.config.input_of(module),
+        };
+        let Some(input) = input else { return Ok(None) };
+        let stack = ModuleInput { expert: None, ..input };
+        let found = match (self.modules.get(&input), input.expert) {
+            (None, Some(expert)) => self.modules.get(&stack).map(|name| (*name, Some(expert))),
+            (own, _) => own.map(|name| (*name, None)),
+        };
+        let columns = |(name, expert)| Some((name, self.statistics.modules.get(name)?.weights(expert)?));
+        match found.and_then(columns) {
             Some((_, columns)) if columns.fit(dims) => Ok(Some(columns)),
             Some((name, columns)) => {
                 let [rows, k] = columns.dims();
                 let expected = format!("statistics of a weight {dims:?}, as the model has it");
                 let found =
                     format!("{rows} rows of {k} columns of `{name}`; they are those of another model");
-                Err(Error::mismatch(format!("{}: `{module}`", self.origin), expected, found))
+                let what = format!("{}: `{module}`", self.statistics.origin);
+                Err(Error::mismatch(what, expected, found))
             }
             None => Ok(None),
         }

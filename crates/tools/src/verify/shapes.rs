@@ -4,7 +4,7 @@ use super::report::{Finding, Severity};
 use candle_core::{DType, Device};
 use candle_quant::Checkpoint;
 use candle_quant_models::{Config, Expected};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The tensors the model has, and what the checkpoint has instead.
 pub(super) struct Inventory {
@@ -30,11 +30,18 @@ impl Inventory {
 
     /// What the model has and the checkpoint has not, and the other way round.
     pub(super) fn absent(&self, checkpoint: &Checkpoint) -> Vec<Finding> {
-        let missing = |(name, expected): (&String, &Expected)| {
-            (expected.required && !checkpoint.contains(name))
-                .then(|| Finding::error(name, "missing; the model of config.json needs it"))
-        };
-        let mut findings: Vec<_> = self.expected.iter().filter_map(missing).collect();
+        let (mut findings, mut used) = (Vec::new(), BTreeSet::new());
+        for (name, expected) in &self.expected {
+            let answering = checkpoint.answering(name);
+            if answering.is_empty() && expected.required {
+                findings.push(Finding::error(name, "missing; the model of config.json needs it"));
+            }
+            // Rows of a fused projection are seen as the model sees them.
+            if !answering.is_empty() && !checkpoint.contains(name) {
+                findings.extend(seen(checkpoint, name, &expected.dims));
+            }
+            used.extend(answering);
+        }
         if let Some((count, first)) = self.absent_layers {
             let message = format!(
                 "{count} of {} layers have no tensors at all, layer {first} the first of them",
@@ -43,9 +50,9 @@ impl Inventory {
             findings.push(Finding { severity: Severity::Error, tensor: None, message });
         }
         let mut unknown = Vec::new();
-        for name in checkpoint.tensor_names().filter(|name| !self.expected.contains_key(*name)) {
+        for name in checkpoint.tensor_names().filter(|name| !used.contains(*name)) {
             let module = name.strip_suffix(".bias").map(|module| format!("{module}.weight"));
-            match module.is_some_and(|weight| self.expected.contains_key(&weight)) {
+            match module.is_some_and(|weight| self.expected.contains_key(&weight) || used.contains(&weight)) {
                 // The loader takes one of zeros for none.
                 true if is_zero(checkpoint, name) => {}
                 // Left out, the results would be wrong; the loader refuses it too.
@@ -60,6 +67,18 @@ impl Inventory {
             )));
         }
         findings
+    }
+}
+
+/// What is wrong with what the tensors that answer for one make of it.
+fn seen(checkpoint: &Checkpoint, name: &str, dims: &[usize]) -> Option<Finding> {
+    match checkpoint.tensor(name, dims.last().copied()) {
+        Ok(weight) if weight.dims() == dims => None,
+        Ok(weight) => {
+            let message = format!("shape {:?}; the model of config.json has {dims:?}", weight.dims());
+            Some(Finding::error(name, message))
+        }
+        Err(error) => Some(Finding::from_error(Some(name), &error)),
     }
 }
 

@@ -43,6 +43,10 @@ fn statistics_are_kept_and_taken_again() {
     fs::remove_dir_all(&again).unwrap();
     convert(&["--calibrate", str(&text), "--statistics", str(&kept)], &again);
     assert!(tensors(&again) == tensors(&first) && fs::read(&kept).unwrap() == bytes);
+    // Alone it has to be of the same source.
+    let args = ["--requantize", "--bits", "3", "--search", "--dry-run", "--statistics", str(&kept)];
+    let (code, _, stderr) = run(&bundled_path("tiny"), &args);
+    assert!(code == 2 && stderr.contains("kept: statistics of another source"), "{stderr}");
     // What is there of another text is not replaced.
     fs::write(&text, "Another one.").unwrap();
     let args =
@@ -53,14 +57,36 @@ fn statistics_are_kept_and_taken_again() {
 }
 
 #[test]
+fn columns_are_scaled() {
+    let (folder, text) = text();
+    let out = folder.path().join("out");
+    let args =
+        ["--bits", "2", "--recipe", "uniform", "--awq", "--calibrate", str(&text), "--search", "--feedback"];
+    let (code, stdout, stderr) = run(&tiny(), &[&args[..], &["--json", "-q", "-o", str(&out)]].concat());
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    let to = |tensor: &Value| tensor["to"].as_str().unwrap().to_owned();
+    let scaled =
+        report["tensors"].as_array().unwrap().iter().filter(|tensor| to(tensor).ends_with(", scaled"));
+    assert!(scaled.count() > 4, "{report:#}");
+    let file = fs::read(out.join("model.safetensors")).unwrap();
+    let key = b"candle_quant.scales";
+    assert!(file[..4000].windows(key.len()).any(|part| part == key));
+    // Without --quiet, and without an output: how far it is, and what is not scaled.
+    let (code, stdout, _) = run(&tiny(), &[&args[..], &["--dry-run"]].concat());
+    assert!(code == 0 && stdout.contains(", scaled"), "{stdout}");
+}
+
+#[test]
 fn options_without_an_effect_are_refused() {
     let (folder, text) = text();
     let (out, text) = (folder.path().join("out"), str(&text).to_owned());
     for (code, args, part) in [
-        (1, &["--calibrate", &text][..], "--calibrate is for --search, --target-bpw and --feedback"),
+        (1, &["--calibrate", &text][..], "--calibrate is for --search, --target-bpw, --feedback and --awq"),
         (1, &["--statistics", &text], "--statistics is for --search"),
         (1, &["--imatrix", &text], "--imatrix is for --search"),
         (1, &["--feedback"], "--calibrate"),
+        (1, &["--awq"], "--calibrate"),
         (1, &["--search", "--imatrix", &text, "--calibrate", &text], "leave one of them out"),
         (1, &["--search", "--imatrix", &text, "--statistics", &text], "cannot be used with"),
         (2, &["--search", "--imatrix", &text], "no importance matrix of llama.cpp"),

@@ -155,6 +155,8 @@ fn damaged_imatrix_files_are_refused_with_their_names() {
     assert!(error.contains("`general.type` \"imatrix\""), "{error}");
 }
 
+const MUTATIONS: usize = 20_000;
+
 /// Whatever the bytes are, there is an error or a file that says something, and no panic.
 #[test]
 fn mutations_are_errors_or_read() {
@@ -164,13 +166,13 @@ fn mutations_are_errors_or_read() {
     let text = texts("qwen3_moe");
     let mut collector = Collector::new(&source, &text).unwrap();
     collector.write(&path).unwrap();
-    assert!(Statistics::read(&path).is_err());
+    assert!(Statistics::read(&source, &path).is_err());
     while collector.advance().unwrap() {}
     collector.write(&path).unwrap();
     let kept = fs::read(&path).unwrap();
     let mut rng = StdRng::seed_from_u64(26);
     let mut mutated = |original: &[u8], read: &dyn Fn() -> bool| {
-        (0..3000)
+        (0..MUTATIONS)
             .filter(|_| {
                 let mut bytes = original.to_vec();
                 for _ in 0..rng.random_range(1..4) {
@@ -187,14 +189,14 @@ fn mutations_are_errors_or_read() {
     for file in ["dat", "gguf"] {
         let bytes = fs::read(fixtures("importance").join(format!("qwen3_moe.{file}"))).unwrap();
         let read = mutated(&bytes, &|| read_imatrix(&source, &path).is_ok());
-        assert!((1..3000).contains(&read), "{file}: {read}");
+        assert!((1..MUTATIONS).contains(&read), "{file}: {read}");
     }
-    let read = mutated(&kept, &|| Statistics::read(&path).is_ok());
-    assert!((1..3000).contains(&read), "{read}");
+    let read = mutated(&kept, &|| Statistics::read(&source, &path).is_ok());
+    assert!((1..MUTATIONS).contains(&read), "{read}");
 }
 
 /// Some of the held-out stories.
-fn stories(range: std::ops::Range<usize>) -> String {
+pub fn stories(range: std::ops::Range<usize>) -> String {
     let text = fs::read_to_string(bundled_path("heldout.txt")).unwrap();
     let stories: Vec<_> = text.split("\n\n").collect();
     stories[range].join("\n\n")
@@ -225,13 +227,13 @@ fn an_interrupted_collection_comes_to_the_same_bytes() {
         collector.write(&parts).unwrap();
         runs += 1;
         if runs == 1 {
-            let error = Statistics::read(&parts).unwrap_err().to_string();
+            let error = Statistics::read(&source, &parts).unwrap_err().to_string();
             assert!(error.contains("statistics of 3 pieces of"), "{error}");
         }
     }
     assert!(runs > 2);
     assert_eq!(fs::read(&whole).unwrap(), fs::read(&parts).unwrap());
-    assert_eq!(Statistics::read(&whole).unwrap().digest(), collector.statistics().digest());
+    assert_eq!(Statistics::read(&source, &whole).unwrap().digest(), collector.statistics().digest());
 
     let another = CalibrationText::new(&source, &stories(6..7), 64).unwrap();
     let error = Collector::new(&source, &another).unwrap().take_up(&whole).unwrap_err().to_string();
@@ -241,7 +243,7 @@ fn an_interrupted_collection_comes_to_the_same_bytes() {
     let bytes = fs::read(&whole).unwrap();
     for len in (0..bytes.len()).step_by(997) {
         fs::write(&other, &bytes[..len]).unwrap();
-        let error = Statistics::read(&other).unwrap_err().to_string();
+        let error = Statistics::read(&source, &other).unwrap_err().to_string();
         assert!(error.contains("no statistics"), "{error}");
     }
 }
@@ -399,8 +401,72 @@ fn bits_go_where_outputs_lose_most() {
     weighted.recipe(&sensitivities, 4.).unwrap();
 }
 
+/// Blocks of GGUF files, too, of every type.
+#[test]
+fn blocks_are_searched_for_by_statistics() {
+    let source = bundled("tiny-bf16");
+    let statistics = Arc::new(collect(&source, &CalibrationText::new(&source, &stories(0..4), 512).unwrap()));
+    for format in ["q4_0", "q8_0", "q4_k", "q6_k", "mxfp4", "nvfp4"] {
+        let mut options = ConvertOptions::gguf(Recipe::named("uniform", format.parse().unwrap()).unwrap());
+        options.search = true;
+        let lost = |options: &ConvertOptions| {
+            let out = convert(&source, options);
+            weighted_by_hand(&source, out.path().join("model.gguf"), &statistics)
+        };
+        let searched = lost(&options);
+        options.statistics = Some(statistics.clone());
+        let plan = ConvertPlan::new(&source, &options).unwrap();
+        let packed = plan.tensors().filter(|tensor| tensor.shape.len() > 1);
+        assert!(packed.into_iter().all(|tensor| tensor.to.ends_with(", searched by statistics")));
+        let by_statistics = lost(&options);
+        println!("{format}: {:.1} %", (1. - by_statistics / searched) * 100.);
+        assert!(by_statistics < searched, "{format}: {by_statistics}, {searched}");
+        let report = measured(&source, &options);
+        // Norms become F32, and are not packed.
+        let packed = report.tensors.iter().filter_map(|tensor| tensor.weighted_rms);
+        let measured: f64 = packed.map(|rms| rms.powi(2)).sum();
+        assert!((measured / by_statistics - 1.).abs() < 1e-4, "{format}: {measured}, {by_statistics}");
+        options.feedback = Some(Arc::new(CalibrationText::new(&source, &stories(0..1), 512).unwrap()));
+        let error = ConvertPlan::new(&source, &options).map(drop).unwrap_err().to_string();
+        assert!(error.contains("feedback for `") && error.contains("--feedback"), "{error}");
+    }
+}
+
+/// What a model computes otherwise than it is stored is packed without feedback, and the plan says so.
+#[test]
+fn feedback_is_promised_to_layers_alone() {
+    for container in ["hf", "gguf", "mlx-affine4"] {
+        let source = family("deepseek_v3", container);
+        let mut options = options("affine:4:g32");
+        (options.feedback, options.requantize) = (Some(Arc::new(texts("deepseek_v3"))), true);
+        let plan = ConvertPlan::new(&source, &options).unwrap();
+        let of_latents = ["kv_b_proj.weight", "embed_q.weight", "unembed_out.weight"];
+        let (mut with, mut without) = (0, 0);
+        for tensor in plan.tensors().filter(|tensor| tensor.to.starts_with("affine")) {
+            let is_of_latents = of_latents.iter().any(|end| tensor.name.ends_with(end));
+            let is_fed = tensor.to.ends_with(", with feedback");
+            assert_eq!(
+                is_fed,
+                !is_of_latents && !tensor.name.ends_with("embed_tokens.weight"),
+                "{}",
+                tensor.name
+            );
+            with += usize::from(is_fed);
+            without += usize::from(is_of_latents);
+        }
+        assert!(with > 4 && without > 0, "{container}: {with}, {without}");
+        let said = format!("{without} packed weights are quantized without feedback");
+        assert!(plan.notes().iter().any(|note| note.contains(&said)), "{container}: {:?}", plan.notes());
+        let report = convert::measure(&plan, &|_| ()).unwrap();
+        for tensor in &report.tensors {
+            let planned = plan.tensors().find(|planned| planned.name == tensor.name).unwrap();
+            assert_eq!(tensor.to, planned.to);
+        }
+    }
+}
+
 /// The mean square of what logits of other stories are off.
-fn off(model: &Checkpoint, expected: &[Tensor], texts: &CalibrationText) -> f64 {
+pub fn off(model: &Checkpoint, expected: &[Tensor], texts: &CalibrationText) -> f64 {
     let mut model = Model::load(model, DType::F32, &Device::Cpu).unwrap();
     let of_text = |(piece, expected): (&Vec<u32>, &Tensor)| {
         model.clear_kv_cache();

@@ -102,6 +102,10 @@ pub struct Options {
     /// slower; with --search scales are searched for, too).
     #[arg(long, requires = "calibrate")]
     feedback: bool,
+    /// Multiply the columns of weights that are given large numbers before they are packed, and divide what makes these numbers
+    /// by the same, as AWQ does: by as much as outputs lose least for the text of --calibrate.
+    #[arg(long, requires = "calibrate")]
+    awq: bool,
     /// A recipe by name, a TOML file, or a topology of mistral.rs.
     #[arg(long, value_name = "NAME|FILE")]
     recipe: Option<String>,
@@ -123,7 +127,7 @@ pub struct Options {
     /// Write dense elements: dequantize what is packed.
     #[arg(long, conflicts_with_all = [
         "format", "bits", "target_bpw", "fit", "group_size", "recipe", "save_recipe", "role", "tensors", "requantize", "search",
-        "calibrate", "statistics", "feedback"
+        "calibrate", "statistics", "feedback", "awq"
     ])]
     dequantize: bool,
     /// Refuse if a tensor can't become what its rule says.
@@ -224,14 +228,14 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
         check_writable(path).map_err(|error| (error, IO))?;
     }
     let source = open(&options.source).map_err(bad_input)?;
-    importance::add(options, &source, &mut conversion)?;
+    let text = importance::add(options, &source, &mut conversion)?;
     if let Some(bits) = options.target_bpw {
         conversion.recipe = choose::choose(options, &source, &conversion, bits)?;
     }
     if let Some(memory) = options.fit {
         conversion.recipe = fit::choose(options, &source, memory).map_err(|error| (error, BAD_INPUT))?;
     }
-    let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
+    let plan = importance::plan(options, &source, &mut conversion, text.as_deref())?;
     // A dense model in another layout is what --to hf and gguf are for.
     if is_open(options) && !plan.packs() && !matches!(options.to, Some(To::Hf | To::Gguf)) {
         let problem = "what are the tensors to become, of which none is packed? Give --format, --bits, --target-bpw, --fit, --recipe or --dequantize";
@@ -289,8 +293,8 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     let mut reports = Vec::new();
     for format in &options.compare {
         let mut conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
-        importance::add(options, &source, &mut conversion)?;
-        let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
+        let text = importance::add(options, &source, &mut conversion)?;
+        let plan = importance::plan(options, &source, &mut conversion, text.as_deref())?;
         let progress = progress(options, plan.tensors().count(), plan.source_bytes());
         let report = convert::measure(&plan, &|event| tell_progress(&progress, &event));
         progress.finish();

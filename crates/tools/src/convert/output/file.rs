@@ -11,6 +11,24 @@ const SEARCH: &str = "candle_quant.search";
 /// What it says if what columns lose is made up for by others.
 const FEEDBACK: &str = "candle_quant.feedback";
 
+/// What it says if columns of weights were scaled.
+const SCALES: &str = "candle_quant.scales";
+
+/// What metadata say of how weights were packed.
+pub(in crate::convert) fn told_of(jobs: &[Job]) -> impl Iterator<Item = (&'static str, String)> {
+    let by_columns = |job: &Job| job.packing().is_some_and(|packing| packing.columns.is_some());
+    let measure = match jobs.iter().any(|job| job.is_searched() && by_columns(job)) {
+        true => "squared error, columns weighted by statistics of what layers are given",
+        false => "squared error",
+    };
+    let search = jobs.iter().any(Job::is_searched).then(|| (SEARCH, measure.to_owned()));
+    let feedback = jobs.iter().find_map(|job| job.packing()?.feedback.clone());
+    let feedback = feedback.map(|text| (FEEDBACK, format!("by a text with the digest {text}")));
+    let how = "columns of weights multiplied, and what makes their inputs divided by the same (AWQ)";
+    let scales = jobs.iter().any(|job| job.scaling.is_some()).then(|| (SCALES, how.to_owned()));
+    [search, feedback, scales].into_iter().flatten()
+}
+
 /// One file of weights of the output.
 #[derive(Clone, Debug)]
 pub(in crate::convert) struct OutputFile {
@@ -36,18 +54,7 @@ impl OutputFile {
         style: Style,
     ) -> Self {
         if let Some(Value::Object(entries)) = &mut metadata {
-            if jobs.iter().any(Job::is_searched) {
-                let by_columns = |job: &Job| job.packing().is_some_and(|packing| packing.columns.is_some());
-                let measure = match jobs.iter().any(|job| job.is_searched() && by_columns(job)) {
-                    true => "squared error, columns weighted by statistics of what layers are given",
-                    false => "squared error",
-                };
-                entries.insert(SEARCH.into(), measure.into());
-            }
-            let feedback = jobs.iter().find_map(|job| job.packing()?.feedback.clone());
-            if let Some(text) = feedback {
-                entries.insert(FEEDBACK.into(), format!("by a text with the digest {text}").into());
-            }
+            entries.extend(told_of(&jobs).map(|(key, how)| (key.to_owned(), how.into())));
         }
         let of_jobs = jobs.iter_mut().flat_map(|job| &mut job.outputs);
         let mut outputs: Vec<_> = of_jobs.chain(&mut others).collect();

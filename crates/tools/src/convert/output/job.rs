@@ -1,5 +1,6 @@
 //! One tensor of the output: where its numbers come from, and what is done to them.
 
+use super::scaling::Scaling;
 use super::source::SourcePart;
 use super::tensor::OutputTensor;
 use crate::convert::recipe::{FileType, Role, Spec};
@@ -58,6 +59,8 @@ pub(in crate::convert) struct Job {
     pub is_stacked: bool,
     /// The order of its rows in the output, if it is another one.
     pub order: Option<HeadOrder>,
+    /// What its numbers are multiplied and divided by before, if they are.
+    pub scaling: Option<Scaling>,
 }
 
 /// Rows of heads as llama.cpp has them, which rotates adjacent elements: of each head the first row of its first half, then the
@@ -128,6 +131,11 @@ impl Columns {
         Self(Arc::new(weights))
     }
 
+    /// What they are where columns are multiplied by these scales.
+    pub(in crate::convert) fn of_scaled(&self, scales: &[Vec<f32>]) -> Self {
+        Self::new(self.0.of_scaled(scales))
+    }
+
     /// Those of one matrix of a stack.
     pub(in crate::convert) fn of_matrix(&self, matrix: usize) -> Option<&[f32]> {
         self.0.of_matrix(matrix)
@@ -167,6 +175,11 @@ impl Job {
     /// Rows of each of the matrices that it consists of.
     pub(in crate::convert) fn rows_of_matrix(&self) -> usize {
         self.planned.shape.iter().rev().nth(1).copied().unwrap_or(1).max(1)
+    }
+
+    /// By what its columns are multiplied, of each matrix or of all; none if they stay.
+    pub(in crate::convert) fn column_scales(&self) -> &[Vec<f32>] {
+        self.scaling.as_ref().map_or(&[], |scaling| &scaling.columns)
     }
 
     /// Whether its codes and scales are searched for.

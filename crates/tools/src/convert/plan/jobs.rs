@@ -50,7 +50,7 @@ impl Job {
             SourcePart::Encoded(_) => source.parts.len() > 1,
         };
         let is_stacked = source.parts.first().is_some_and(other_name);
-        Self { planned, work, outputs, spec: Spec::Keep, is_stacked, order: None }
+        Self { planned, work, outputs, spec: Spec::Keep, is_stacked, order: None, scaling: None }
     }
 
     /// A tensor of dense elements, of another dtype if one is given.
@@ -104,10 +104,15 @@ impl Job {
                 kind.packed(&source.name, &source.dims, format, scales)?
             }
         };
-        if encoding != Encoding::Parts && (columns.is_some() || feedback.is_some()) {
+        let refused = match encoding {
+            Encoding::Parts => None,
+            Encoding::Blocks(_) => feedback.is_some().then_some("feedback"),
+            Encoding::Whole(_) => (columns.is_some() || feedback.is_some()).then_some("statistics of a text"),
+        };
+        if let Some(refused) = refused {
             return Err(Error::Unsupported {
-                what: format!("statistics of a text for `{}` as {spec}", source.name),
-                remedy: "leave out --calibrate, or convert to another kind".into(),
+                what: format!("{refused} for `{}` as {spec}", source.name),
+                remedy: "leave out --calibrate and --feedback, or convert to another kind".into(),
             });
         }
         let mut to = match encoding {

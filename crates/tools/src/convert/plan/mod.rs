@@ -13,8 +13,10 @@ mod plan;
 mod planner;
 mod published;
 mod saved;
+mod scaling;
 mod usual;
 
 pub use plan::ConvertPlan;
 pub(super) use plan::{bits_per_weight, elements};
+pub(super) use scaling::ScaledGroup;
 pub(crate) use usual::{elements as count_elements, rearranged, Rearranged, UsualTensor};

@@ -2,6 +2,7 @@
 
 use super::planner::Planner;
 use super::published::PublishedPlan;
+use super::scaling::{self, ScaledGroup};
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
@@ -12,7 +13,7 @@ use candle_quant::checkpoint::{
     module_of, natural_order, Checkpoint, FusedExperts, HubName, OllamaName, Weight,
 };
 use candle_quant::{Error, QuantFormat, Result};
-use candle_quant_models::PublishedForm;
+use candle_quant_models::{Config, PublishedForm};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a conversion will do.
@@ -31,6 +32,8 @@ pub struct ConvertPlan {
     pub(in crate::convert) fallback: Fallback,
     /// Finds what columns make up for, if they do.
     pub(in crate::convert) feedback: Option<Feedback>,
+    /// What modules are given that can be scaled.
+    pub(in crate::convert) scaled: Vec<ScaledGroup>,
     notes: Vec<String>,
     /// Whether there are files of several recipes.
     pub(super) is_several: bool,
@@ -46,7 +49,8 @@ impl ConvertPlan {
     /// malformed; with
     /// [`ConvertOptions::strict`], if a tensor can't become what its rule says.
     pub fn new(source: &Checkpoint, options: &ConvertOptions) -> Result<Self> {
-        let planner = Planner::new(source, options);
+        let config = Config::from_checkpoint(source).ok();
+        let planner = Planner::new(source, options, config.as_ref());
         // The first form of transformers in which something is packed, or else the last one.
         let forms = match options.dequantize {
             true => &[PublishedForm::Dense][..],
@@ -67,13 +71,25 @@ impl ConvertPlan {
         if options.target == Target::Ollama {
             check_stacks(&jobs, planner.family.fused)?;
         }
+        let (scaled, refused) = match &config {
+            Some(config) => scaling::groups(&jobs, config, source),
+            None => Default::default(),
+        };
+        let scaling_notes = match &options.scales {
+            Some(scales) => {
+                scaling::apply(&mut jobs, &scaled, scales)?;
+                scaling::notes(&scaled, scales, &refused)
+            }
+            None => Vec::new(),
+        };
         let top = top(&jobs, options.recipe.asked());
         let target = options.target;
         let files = target.kind().files(source, jobs, top, options.max_shard_size)?;
         let model = options.model()?.cloned();
         let (device, fallback) = (options.device.clone(), options.recipe.fallback);
         let (source, notes) = (source.clone(), planner.notes());
-        let feedback = options.feedback.as_ref().map(|text| Feedback::new(&source, text.clone()));
+        let feedback =
+            options.feedback.as_ref().map(|text| Feedback::new(&source, text.clone())).transpose()?;
         let mut plan = Self {
             source,
             target,
@@ -83,11 +99,13 @@ impl ConvertPlan {
             top,
             fallback,
             feedback,
+            scaled,
             notes,
-            published,
             is_several: false,
+            published,
         };
-        plan.notes.extend(planner.importance.note()?);
+        plan.notes.extend(planner.importance.notes()?);
+        plan.notes.extend(scaling_notes);
         plan.notes.extend(plan.published.iter().flat_map(|published| published.notes.clone()));
         plan.notes.extend(plan.note_of_device());
         plan.notes.extend(plan.note_of_readers());

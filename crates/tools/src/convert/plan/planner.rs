@@ -15,7 +15,7 @@ use candle_core::DType;
 use candle_quant::checkpoint::{module_of, Checkpoint, CheckpointKind, DenseTensor, Weight};
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::generate::stored_tokenizer;
-use candle_quant_models::{name_in_mlx_lm, MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
+use candle_quant_models::{name_in_mlx_lm, Config, MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
@@ -48,7 +48,11 @@ pub(super) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    pub(super) fn new(source: &'a Checkpoint, options: &'a ConvertOptions) -> Self {
+    pub(super) fn new(
+        source: &'a Checkpoint,
+        options: &'a ConvertOptions,
+        model: Option<&'a Config>,
+    ) -> Self {
         let config = source.config();
         let stated = |key: &str| {
             config.get(key).or_else(|| config.get("text_config")?.get(key)).filter(|value| !value.is_null())
@@ -78,7 +82,7 @@ impl<'a> Planner<'a> {
             dtype: options.dtype.or(dtype).unwrap_or(DType::BF16),
             used: RefCell::default(),
             staying: Cell::default(),
-            importance: Importance::new(options),
+            importance: Importance::new(options, model),
         }
     }
 

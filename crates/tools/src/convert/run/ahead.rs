@@ -1,15 +1,15 @@
 //! How the columns of weights make up for each other, found for some weights ahead.
 
 use crate::convert::output::Job;
-use crate::importance::{Feedback, OfMatrices};
-use candle_quant::Result;
+use crate::importance::{Feedback, OfMatrices, ToFeed};
+use candle_quant::{Error, Result};
 use std::collections::BTreeMap;
 
 /// What is found for the next weights of a file, in their order.
 pub(super) struct Ahead<'a> {
     feedback: &'a Feedback,
     left: Vec<&'a Job>,
-    found: BTreeMap<String, Option<OfMatrices>>,
+    found: BTreeMap<String, OfMatrices>,
 }
 
 impl<'a> Ahead<'a> {
@@ -18,16 +18,19 @@ impl<'a> Ahead<'a> {
         Self { feedback, left, found: BTreeMap::new() }
     }
 
-    /// What is found for a weight; none if it asks for nothing, or the model has no such layer.
-    pub fn of(&mut self, job: &Job) -> Result<Option<OfMatrices>> {
+    /// What is found for a weight; nothing if it asks for nothing.
+    pub fn of(&mut self, job: &Job) -> Result<OfMatrices> {
         if !job.has_feedback() {
-            return Ok(None);
+            return Ok(OfMatrices::new());
         }
         let name = &job.planned.name;
         if !self.found.contains_key(name) {
             self.run()?;
         }
-        Ok(self.found.remove(name).flatten())
+        let found = self.found.remove(name).filter(|found| !found.is_empty());
+        found.ok_or_else(|| {
+            Error::mismatch(format!("`{name}`"), "a layer of the model that is given something", "none")
+        })
     }
 
     fn run(&mut self) -> Result<()> {
@@ -37,11 +40,12 @@ impl<'a> Ahead<'a> {
             if bytes > Feedback::MOST_BYTES && !next.is_empty() {
                 break;
             }
-            next.push((job.planned.name.as_str(), job.planned.shape.as_slice()));
+            let (name, dims) = (job.planned.name.as_str(), job.planned.shape.as_slice());
+            next.push(ToFeed { name, dims, scales: job.column_scales() });
             self.left.pop();
         }
         let found = self.feedback.of(&next)?;
-        self.found.extend(next.into_iter().map(|(name, _)| name.to_owned()).zip(found));
+        self.found.extend(next.into_iter().map(|weight| weight.name.to_owned()).zip(found));
         Ok(())
     }
 }

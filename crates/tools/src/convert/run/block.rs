@@ -142,24 +142,19 @@ fn pack_as<T: Bytes>(
         T::widen(&rounded, &mut numbers);
         let (mut blocks, mut dequantized) = (Vec::new(), vec![0.; k]);
         for (row, numbers) in rows.chunks_exact(k).zip(numbers.chunks_exact(k)) {
-            kind.quantize(numbers, search, &mut blocks, &mut dequantized)?;
+            match columns.filter(|_| search) {
+                Some(columns) => {
+                    kind.quantize_weighted(numbers, columns, &mut blocks, &mut dequantized)?;
+                }
+                None => kind.quantize(numbers, search, &mut blocks, &mut dequantized)?,
+            }
             sums.add_row(row, &dequantized);
+            sums.add_weighted(row, &dequantized, columns.unwrap_or_default());
         }
         return Ok(Block { bytes: vec![blocks], sums });
     }
-    let mut quantized = match feedback {
-        Some(feedback) => {
-            QuantizedRows::quantize_with_feedback(format, quantizer, &rounded, k, feedback, search)?
-        }
-        None if packing.runs_on(device) => quantize_rows(&rounded, k, format, device)?,
-        None => QuantizedRows::quantize(format, quantizer, &rounded, k, None)?,
-    };
-    match columns {
-        _ if feedback.is_some() || !search => {}
-        Some(columns) => quantized.improve_weighted(format, &rounded, k, columns)?,
-        None => quantized.improve(format, &rounded, k)?,
-    }
-    let QuantizedRows { mut words, scales: stored } = quantized;
+    let importance = Importance { columns, feedback };
+    let QuantizedRows { mut words, scales: stored } = quantized(&rounded, k, packing, importance, device)?;
     let mut bytes = Vec::new();
     let (scales, biases);
     match stored {
@@ -202,6 +197,79 @@ fn pack_as<T: Bytes>(
     words.iter_mut().for_each(|word| *word = word.to_le());
     bytes.insert(0, bytemuck::cast_slice(&words).to_vec());
     Ok(Block { bytes, sums })
+}
+
+/// Codes and scales of rounded numbers that are finite.
+fn quantized<T: Bytes>(
+    rounded: &[T],
+    k: usize,
+    packing: &Packing,
+    Importance { columns, feedback }: Importance,
+    device: &Device,
+) -> Result<QuantizedRows<T>> {
+    let Packing { format, quantizer, search, .. } = *packing;
+    let mut quantized = match feedback {
+        Some(feedback) => {
+            return QuantizedRows::quantize_with_feedback(format, quantizer, rounded, k, feedback, search);
+        }
+        None if packing.runs_on(device) => quantize_rows(rounded, k, format, device)?,
+        None => QuantizedRows::quantize(format, quantizer, rounded, k, None)?,
+    };
+    match columns {
+        _ if !search => {}
+        Some(columns) => quantized.improve_weighted(format, rounded, k, columns)?,
+        None => quantized.improve(format, rounded, k)?,
+    }
+    Ok(quantized)
+}
+
+/// What rows of `k` numbers are once they are packed, on the CPU and without feedback.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here writes")]
+pub(in crate::convert) fn as_packed(
+    numbers: Vec<f32>,
+    k: usize,
+    packing: &Packing,
+    columns: Option<&[f32]>,
+) -> Result<Vec<f32>> {
+    match packing.dtype {
+        DType::F16 => as_packed_of::<f16>(numbers, k, packing, columns),
+        DType::BF16 => as_packed_of::<bf16>(numbers, k, packing, columns),
+        DType::F32 => as_packed_of::<f32>(numbers, k, packing, columns),
+        other => Err(unsupported(other)),
+    }
+}
+
+fn as_packed_of<T: Bytes>(
+    mut numbers: Vec<f32>,
+    k: usize,
+    packing: &Packing,
+    columns: Option<&[f32]>,
+) -> Result<Vec<f32>> {
+    // What is not finite is packed as zero.
+    numbers.iter_mut().filter(|number| !number.is_finite()).for_each(|number| *number = 0.);
+    let rounded = T::round_all(numbers);
+    match packing.encoding {
+        Encoding::Blocks(kind) => {
+            let mut numbers = vec![0.; rounded.len()];
+            T::widen(&rounded, &mut numbers);
+            let (mut blocks, mut all) = (Vec::new(), vec![0.; rounded.len()]);
+            for (row, packed) in numbers.chunks_exact(k).zip(all.chunks_exact_mut(k)) {
+                match columns.filter(|_| packing.search) {
+                    Some(columns) => kind.quantize_weighted(row, columns, &mut blocks, packed)?,
+                    None => kind.quantize(row, packing.search, &mut blocks, packed)?,
+                }
+            }
+            Ok(all)
+        }
+        Encoding::Whole(_) => Err(Error::Unsupported {
+            what: format!("scaled columns for {} whose matrices are quantized as a whole", packing.format),
+            remedy: "leave out --awq, or convert to another type".into(),
+        }),
+        Encoding::Parts => {
+            let importance = Importance { columns, feedback: None };
+            quantized(&rounded, k, packing, importance, &Device::Cpu)?.dequantize(packing.format, k, 1.)
+        }
+    }
 }
 
 /// Numbers as files hold them.

@@ -57,7 +57,8 @@ pub(super) fn fingerprint(plan: &ConvertPlan) -> Result<String> {
             Work::Pack(_, packing) => format!("{packing:?}"),
             Work::Copy(..) | Work::Cast(..) | Work::Repack(..) | Work::Blocks(..) => String::new(),
         };
-        hasher.update(format!("{}\0{}\0{}\0{rounded}\0", tensor.name, tensor.from, tensor.to));
+        let scaled = job.scaling.as_ref().map_or_else(String::new, |scaling| format!("{scaling:?}\0"));
+        hasher.update(format!("{}\0{}\0{}\0{rounded}\0{scaled}", tensor.name, tensor.from, tensor.to));
     }
     hasher.update(plan.config_json()?.unwrap_or_default());
     Ok(hasher.finish())

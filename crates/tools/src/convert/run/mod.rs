@@ -17,6 +17,7 @@ mod source_digest;
 mod unfinished;
 mod writer;
 
+pub(super) use block::as_packed;
 pub use convert::{convert, measure};
 pub use destination::check_output;
 pub(crate) use distinct::distinct_name;

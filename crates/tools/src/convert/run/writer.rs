@@ -19,9 +19,6 @@ use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-/// What is said of a weight whose layer the model does not have by itself, so that nothing is known of what it is given.
-const UNSEEN: &str = " (none: the model has no such layer)";
-
 /// Writes one file.
 pub(in crate::convert) struct Writer<'a> {
     pub file: &'a OutputFile,
@@ -86,24 +83,16 @@ impl Writer<'_> {
         let mut tensors = Vec::new();
         let mut feedback = self.feedback.map(|feedback| Ahead::new(feedback, jobs));
         for (job, mut sums) in jobs.iter().zip(sums) {
-            let mut is_unseen = false;
             if self.is_whole(job) {
                 let mut hasher = SourceHasher::new(file.is_written());
-                let own = feedback.as_mut().map(|ahead| ahead.of(job)).transpose()?.flatten();
-                sums = self.whole(job, own.as_deref().unwrap_or_default(), &file, &mut hasher)?;
+                let own = feedback.as_mut().map(|ahead| ahead.of(job)).transpose()?.unwrap_or_default();
+                sums = self.whole(job, &own, &file, &mut hasher)?;
                 digests.push(hasher.finish());
-                is_unseen = own.is_none() && job.has_feedback();
             } else if job.planned.bytes == 0 {
                 // Nothing to be done, by no unit.
                 (self.progress)(ConvertEvent::Finished { tensor: &job.planned.name });
             }
-            let unseen = |mut quality: Quality| {
-                if is_unseen {
-                    quality.to.push_str(UNSEEN);
-                }
-                quality
-            };
-            tensors.extend(quality(job, &sums)?.map(unseen));
+            tensors.extend(quality(job, &sums)?);
         }
         file.finish()?;
         Ok(Written { tensors, source: of_all(&digests) })
@@ -194,7 +183,21 @@ impl Writer<'_> {
         }
         let numbers = run.load(run.dtype(), &Device::Cpu)?;
         hasher.tensor(&numbers)?;
-        self.rows(job, &numbers, unit.before / job.k(), &[], file)
+        self.scaled_rows(job, &numbers, unit.before / job.k(), &[], file)
+    }
+
+    /// As [`rows`](Self::rows), of numbers that may have to be scaled before.
+    fn scaled_rows(
+        &self,
+        job: &Job,
+        numbers: &Tensor,
+        row: usize,
+        feedback: &[Arc<ErrorFeedback>],
+        file: &ShardFile,
+    ) -> Result<Sums> {
+        let Some(scaling) = &job.scaling else { return self.rows(job, numbers, row, feedback, file) };
+        let numbers = scaling.apply(numbers, row * job.k(), job.rows_of_matrix())?;
+        self.rows(job, &numbers, row, feedback, file)
     }
 
     /// Converts rows of numbers and writes them; `row` is the number of the first.
@@ -282,8 +285,9 @@ impl Writer<'_> {
                     let chunks = load(part, hasher)?;
                     // Its rows may have another length than those of the output.
                     let row = |first: usize| (before + first * chunks.columns()) / job.k();
-                    let of_chunks = chunks
-                        .map_tensors(|first, numbers| self.rows(job, &numbers, row(first), feedback, file))?;
+                    let of_chunks = chunks.map_tensors(|first, numbers| {
+                        self.scaled_rows(job, &numbers, row(first), feedback, file)
+                    })?;
                     for of_chunk in of_chunks {
                         sums = sums.add(&of_chunk?);
                     }

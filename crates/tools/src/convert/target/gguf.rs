@@ -3,7 +3,7 @@
 use super::experts::ExpertLayout;
 use super::kind::TargetKind;
 use crate::convert::gguf::{Description, GgufModel, Shapes};
-use crate::convert::output::{HeadOrder, Job, OutputFile, OutputTensor, SourcePart, Work};
+use crate::convert::output::{told_of, HeadOrder, Job, OutputFile, OutputTensor, SourcePart, Work};
 use crate::convert::recipe::{Fallback, FileType, Role, Spec};
 use candle_core::DType;
 use candle_quant::checkpoint::{Checkpoint, GgufValue};
@@ -109,9 +109,7 @@ impl TargetKind for Gguf {
             .collect();
         values.insert("general.file_type".into(), GgufValue::U32(file_type(top, &jobs)));
         values.insert("general.quantization_version".into(), GgufValue::U32(2));
-        if jobs.iter().any(Job::is_searched) {
-            values.insert("candle_quant.search".into(), GgufValue::Text("squared error".into()));
-        }
+        values.extend(told_of(&jobs).map(|(key, how)| (key.to_owned(), GgufValue::Text(how))));
         file(jobs, others, &values).map(|file| vec![file])
     }
 

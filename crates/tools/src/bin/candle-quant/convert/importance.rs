@@ -1,9 +1,9 @@
-//! `--calibrate`, `--statistics`, `--imatrix` and `--feedback`: how much the columns of weights count.
+//! `--calibrate`, `--statistics`, `--imatrix`, `--feedback` and `--awq`: how much the columns of weights count.
 
 use super::{check_writable, code, Options, Progress, BAD_INPUT, IO, USAGE};
 use anyhow::bail;
 use candle_quant::{Checkpoint, Error};
-use candle_quant_tools::convert::ConvertOptions;
+use candle_quant_tools::convert::{column_scales, ConvertOptions, ConvertPlan};
 use candle_quant_tools::importance::{read_imatrix, CalibrationText, Collector, Statistics};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub fn check(options: &Options) -> anyhow::Result<()> {
         (options.imatrix.is_some(), weighs, "--imatrix is for --search and --target-bpw"),
         (
             options.calibrate.is_some(),
-            weighs || options.feedback || options.statistics.is_some(),
-            "--calibrate is for --search, --target-bpw and --feedback, or to keep --statistics",
+            weighs || options.feedback || options.awq || options.statistics.is_some(),
+            "--calibrate is for --search, --target-bpw, --feedback and --awq, or to keep --statistics",
         ),
         (
             options.statistics.is_some(),
@@ -29,8 +29,8 @@ pub fn check(options: &Options) -> anyhow::Result<()> {
         ),
         (
             options.imatrix.is_some() && options.calibrate.is_some(),
-            options.feedback,
-            "--imatrix stands for what --calibrate finds: leave one of them out, or give --feedback",
+            options.feedback || options.awq,
+            "--imatrix stands for what --calibrate finds: leave one of them out, or give --feedback or --awq",
         ),
     ] {
         if is_given && !is_used {
@@ -40,17 +40,43 @@ pub fn check(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds statistics and the text of a calibration to what is to be done.
+/// The exit code of an error of a file of statistics, or of a text.
+fn in_file(error: Error) -> (anyhow::Error, u8) {
+    let code = code(&error);
+    (error.into(), code)
+}
+
+/// The plan of what is to be done, to which statistics and the text of a calibration are added; with --awq after the model has
+/// told by what columns are multiplied.
+pub fn plan(
+    options: &Options,
+    source: &Checkpoint,
+    conversion: &mut ConvertOptions,
+    text: Option<&CalibrationText>,
+) -> Result<ConvertPlan, (anyhow::Error, u8)> {
+    let bad_input = |error: Error| (error.into(), BAD_INPUT);
+    let plan = ConvertPlan::new(source, conversion).map_err(bad_input)?;
+    let Some(text) = text.filter(|_| options.awq) else { return Ok(plan) };
+    let progress = Progress::new("inputs", options.quiet, options.json_progress);
+    let scales = column_scales(&plan, text, &|done, all| {
+        if done == 1 {
+            progress.plan(all, all as u64);
+        }
+        progress.advance("scaling", 1);
+        progress.finish_one("scaling");
+    });
+    progress.finish();
+    conversion.scales = Some(Arc::new(scales.map_err(bad_input)?));
+    ConvertPlan::new(source, conversion).map_err(bad_input)
+}
+
+/// Adds statistics and the text of a calibration to what is to be done, and returns the text.
 pub fn add(
     options: &Options,
     source: &Checkpoint,
     conversion: &mut ConvertOptions,
-) -> Result<(), (anyhow::Error, u8)> {
+) -> Result<Option<Arc<CalibrationText>>, (anyhow::Error, u8)> {
     check(options).map_err(|error| (error, USAGE))?;
-    let in_file = |error: Error| {
-        let code = code(&error);
-        (error.into(), code)
-    };
     let text = options.calibrate.as_ref().map(|path| CalibrationText::read(source, path));
     let text = text.transpose().map_err(in_file)?;
     // By feedback alone columns do not count differently: what they are given is seen when they are packed.
@@ -58,12 +84,13 @@ pub fn add(
     let statistics = match (&options.imatrix, &text, &options.statistics) {
         (Some(path), ..) => Some(read_imatrix(source, path).map_err(in_file)?),
         (None, Some(text), kept) if weighs => Some(collect(options, source, text, kept.as_deref())?),
-        (None, None, Some(path)) => Some(Statistics::read(path).map_err(in_file)?),
+        (None, None, Some(path)) => Some(Statistics::read(source, path).map_err(in_file)?),
         (None, _, _) => None,
     };
     conversion.statistics = statistics.map(Arc::new);
-    conversion.feedback = text.filter(|_| options.feedback).map(Arc::new);
-    Ok(())
+    let text = text.map(Arc::new);
+    conversion.feedback = text.clone().filter(|_| options.feedback);
+    Ok(text)
 }
 
 /// Runs the model, or takes up what is in the file.
@@ -74,10 +101,6 @@ fn collect(
     kept: Option<&Path>,
 ) -> Result<Statistics, (anyhow::Error, u8)> {
     let bad_input = |error: Error| (error.into(), BAD_INPUT);
-    let in_file = |error: Error| {
-        let code = code(&error);
-        (error.into(), code)
-    };
     if let Some(path) = kept {
         check_writable(path).map_err(|error| (error, IO))?;
     }

@@ -1,0 +1,4 @@
+//! Statistics that a conversion keeps.
+#![no_main]
+
+candle_quant_fuzz::target!("statistics");
