@@ -75,17 +75,18 @@ fn a_topology_is_a_recipe() {
     let output = run(folder.path(), &["generate", out, "--cpu", "-n", "30", "--temperature", "0"]);
     assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
 
-    let wrong = file("wrong.yaml", "0-2:\n  isq: Q4K\n");
-    for args in [
-        &["generate", DENSE, "--cpu", "--quantize", &wrong][..],
-        &["convert", DENSE, "--recipe", &wrong, "-o", "none"],
-    ] {
-        let output = run(folder.path(), args);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(
-            !output.status.success() && said.contains("wrong.yaml, key `0-2`") && said.contains("`Q4K`"),
-            "{said}"
-        );
+    // A type that is read alone, and one that other files have.
+    for (isq, named) in [("Q8K", ["key `0-2`", "`Q8K`"]), ("Q4K", ["(`0-2` of ", "q4_k"])] {
+        let wrong = file("wrong.yaml", &format!("0-2:\n  isq: {isq}\n"));
+        for args in [
+            &["generate", DENSE, "--cpu", "--quantize", &wrong][..],
+            &["convert", DENSE, "--recipe", &wrong, "-o", "none"],
+        ] {
+            let output = run(folder.path(), args);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let is_named = said.contains("wrong.yaml") && named.iter().all(|part| said.contains(part));
+            assert!(!output.status.success() && is_named, "{said}");
+        }
     }
 }
 

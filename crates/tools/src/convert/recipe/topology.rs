@@ -290,7 +290,8 @@ mod tests {
             );
         }
         assert_eq!([of("5"), of("MXFP4")], ["affine:5:g64", "mxfp4"]);
-        for isq in OTHERS.into_iter().chain(["Q4K", "F8Q8"]) {
+        assert_eq!([of("Q4K"), of("F8Q8"), of("HQQ4")], ["q4_k", "f8q8", "hqq4"]);
+        for isq in OTHERS {
             let error = error(&format!("0-8:\n  isq: {isq}\n"));
             assert!(error.contains("t.yml, key `0-8`") && error.contains(TYPES), "{error}");
             assert!(error.contains(&format!("`{isq}`, which mistral.rs makes")), "{error}");

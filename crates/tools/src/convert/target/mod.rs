@@ -114,6 +114,6 @@ mod tests {
             text.parse::<Spec>().unwrap().step_up(&|format| Target::Uqff.has(format)).to_string()
         };
         assert_eq!(up("4"), "affine:6:g64");
-        assert_eq!(up("mxfp4"), "mxfp4");
+        assert_eq!(up("mxfp4"), "q8_0");
     }
 }
