@@ -12,7 +12,7 @@ const MORE: [(&str, &[&str], u64); 6] = [
     ("candle-quant-models", &["assets/tiny"], 1200),
     ("candle-quant-nn", &["assets/tiny"], 1100),
     ("candle-quant-packed", &[], 30),
-    ("candle-quant-tools", &["assets/tiny", "build.rs"], 1250),
+    ("candle-quant-tools", &["assets/tiny", "build.rs"], 1300),
 ];
 const ALL: [&str; 4] = ["LICENSE-APACHE", "LICENSE-MIT", "README.md", "src"];
 const CARGOS: [&str; 4] = [".cargo_vcs_info.json", "Cargo.lock", "Cargo.toml", "Cargo.toml.orig"];
