@@ -120,6 +120,16 @@ fn k_that_is_split_over_blocks() {
     }
 }
 
+/// So many and so long rows that a lane goes through several batches, each of which has super-blocks of its own.
+#[test]
+fn many_long_rows_of_super_blocks() {
+    let Some(device) = device() else { return };
+    for format in [QuantFormat::Q2_K, QuantFormat::Q4_K, QuantFormat::Q6_K] {
+        let weight = random(&[1024, 1 << 14], format, DType::F16, 63);
+        check(&device, &weight, &x(&[1, 1 << 14], DType::F16, 64), None);
+    }
+}
+
 /// The second kernel starts while the first one runs, whose output it reads.
 #[test]
 fn a_product_of_a_product() {
