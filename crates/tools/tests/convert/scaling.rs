@@ -198,6 +198,34 @@ fn scales_do_not_depend_on_the_number_of_threads() {
     }
 }
 
+/// Types that are made of whole matrices take no scales, and what makes their inputs is not divided either.
+#[test]
+fn matrices_that_are_quantized_as_a_whole_are_not_scaled() {
+    let source = bundled("tiny-bf16");
+    let config = Config::from_checkpoint(&source).unwrap();
+    let scales = Arc::new(random(&config, &inputs(&source, &config)));
+    let recipe = |format: &str| Recipe::named("uniform", format.parse().unwrap()).unwrap();
+    for format in ["hqq4", "f8q8"] {
+        let plain = ConvertOptions::uqff(recipe(format));
+        let mut scaled = plain.clone();
+        scaled.scales = Some(scales.clone());
+        let outs = [&plain, &scaled].map(|options| convert(&source, options));
+        for file in [&format!("{format}-0.uqff"), "residual.safetensors"] {
+            let [plain, scaled] = [0, 1].map(|index| std::fs::read(outs[index].path().join(file)).unwrap());
+            assert!(plain == scaled, "{format} {file}");
+        }
+        let plan = ConvertPlan::new(&source, &scaled).unwrap();
+        let why = format!("{format} is made of whole matrices");
+        assert!(plan.notes().iter().any(|note| note.contains(&why)), "{:?}", plan.notes());
+    }
+    // Norms are divided for all files that share them, or for none.
+    let mut several = ConvertOptions::uqff_of_several(["4", "hqq4"].map(recipe)).unwrap();
+    assert!(ConvertPlan::new(&source, &several).is_ok());
+    several.scales = Some(scales);
+    let error = ConvertPlan::new(&source, &several).map(drop).unwrap_err().to_string();
+    assert!(error.contains("several formats") && error.contains("scaled"), "{error}");
+}
+
 /// Scales of another model are refused.
 #[test]
 fn scales_of_other_dimensions_are_refused() {

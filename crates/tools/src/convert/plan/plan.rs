@@ -126,6 +126,16 @@ impl ConvertPlan {
         for recipe in &options.also {
             let one = ConvertOptions { recipe: recipe.clone(), also: Vec::new(), ..options.clone() };
             let other = Self::new(&plan.source, &one)?;
+            let inputs = |plan: &Self| plan.scaled.iter().map(|group| group.input).collect::<BTreeSet<_>>();
+            if options.scales.is_some() && inputs(&plan) != inputs(&other) {
+                let expected =
+                    "formats whose columns can be scaled for the same inputs, since all of them share norms";
+                return Err(Error::mismatch(
+                    "several formats",
+                    expected,
+                    "others; leave out --awq, or convert into a folder each",
+                ));
+            }
             target.kind().join(&mut plan.files, other.files)?;
             let notes: Vec<_> = other.notes.into_iter().filter(|note| !plan.notes.contains(note)).collect();
             plan.notes.extend(notes);

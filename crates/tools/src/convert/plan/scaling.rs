@@ -1,6 +1,6 @@
 //! What modules are given that can be scaled: which tensors multiply by it, and which make it.
 
-use crate::convert::output::{Job, Packing, Scaling, SourcePart, View, Work};
+use crate::convert::output::{Encoding, Job, Packing, Scaling, SourcePart, View, Work};
 use crate::importance::ColumnScales;
 use candle_quant::checkpoint::{module_of, Checkpoint};
 use candle_quant::{Error, Result};
@@ -123,6 +123,9 @@ fn group(
     for job in found.readers.iter().copied().chain(found.makers.iter().map(|(job, ..)| *job)) {
         if is_turned(job) {
             return Err("experts are stored with rows for columns".to_owned());
+        }
+        if let Some(Packing { encoding: Encoding::Whole(kind), .. }) = job.packing() {
+            return Err(format!("{} is made of whole matrices", kind.name()));
         }
         if !takes_scales(job) {
             return Err(format!("`{}` is packed already: --requantize packs it anew", job.planned.name));

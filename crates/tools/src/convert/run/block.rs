@@ -4,7 +4,8 @@ use super::quality::Sums;
 use crate::convert::output::{Encoding, Packing};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::{
-    dequantize_row, ErrorFeedback, GroupScales, QuantizedRows, Quantizer, Real, UqffNumbers, UqffType,
+    dequantize_row, ErrorFeedback, GgmlType, GroupScales, QuantizedRows, Quantizer, Real, UqffNumbers,
+    UqffType,
 };
 use candle_quant::ops::quantize_rows;
 use candle_quant::{Error, Result};
@@ -142,12 +143,7 @@ fn pack_as<T: Bytes>(
         T::widen(&rounded, &mut numbers);
         let (mut blocks, mut dequantized) = (Vec::new(), vec![0.; k]);
         for (row, numbers) in rows.chunks_exact(k).zip(numbers.chunks_exact(k)) {
-            match columns.filter(|_| search) {
-                Some(columns) => {
-                    kind.quantize_weighted(numbers, columns, &mut blocks, &mut dequantized)?;
-                }
-                None => kind.quantize(numbers, search, &mut blocks, &mut dequantized)?,
-            }
+            quantize_row(kind, (numbers, columns), search, &mut blocks, &mut dequantized)?;
             sums.add_row(row, &dequantized);
             sums.add_weighted(row, &dequantized, columns.unwrap_or_default());
         }
@@ -197,6 +193,20 @@ fn pack_as<T: Bytes>(
     words.iter_mut().for_each(|word| *word = word.to_le());
     bytes.insert(0, bytemuck::cast_slice(&words).to_vec());
     Ok(Block { bytes, sums })
+}
+
+/// Appends the blocks of a row, and sets `values` to what they mean.
+fn quantize_row(
+    kind: GgmlType,
+    (row, columns): (&[f32], Option<&[f32]>),
+    search: bool,
+    blocks: &mut Vec<u8>,
+    values: &mut [f32],
+) -> Result<()> {
+    match columns.filter(|_| search) {
+        Some(columns) => kind.quantize_weighted(row, columns, blocks, values),
+        None => kind.quantize(row, search, blocks, values),
+    }
 }
 
 /// Codes and scales of rounded numbers that are finite.
@@ -254,10 +264,7 @@ fn as_packed_of<T: Bytes>(
             T::widen(&rounded, &mut numbers);
             let (mut blocks, mut all) = (Vec::new(), vec![0.; rounded.len()]);
             for (row, packed) in numbers.chunks_exact(k).zip(all.chunks_exact_mut(k)) {
-                match columns.filter(|_| packing.search) {
-                    Some(columns) => kind.quantize_weighted(row, columns, &mut blocks, packed)?,
-                    None => kind.quantize(row, packing.search, &mut blocks, packed)?,
-                }
+                quantize_row(kind, (row, columns), packing.search, &mut blocks, packed)?;
             }
             Ok(all)
         }
