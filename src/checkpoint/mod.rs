@@ -83,7 +83,7 @@ pub use opened::Checkpoint;
 pub use sidecar::SidecarFiles;
 pub use tokenizer::StoredTokenizer;
 pub use weight::{module_of, tensor_of};
-pub use weight::{natural_order, DenseTensor, GgmlWeight, MlxForm, PackedWeight, ReorderedWeight, Weight};
+pub use weight::{natural_order, DenseTensor, GgmlWeight, IrregularWeight, MlxForm, PackedWeight, Weight};
 
 use crate::Result;
 use file::Opening;

@@ -1,5 +1,5 @@
-//! The types without super-blocks, bit for bit as the reference of ggml quantizes (`quants.py` of the Python package `gguf`), or with a scale of
-//! a smaller squared error.
+//! The types without super-blocks, bit for bit as the reference of ggml quantizes (`quants.py` of the Python package `gguf`),
+//! or with a scale of a smaller squared error.
 
 use super::ggml_blocks::{append_half, five_bits, half, halves};
 use super::ggml_super_blocks::Group;
@@ -21,7 +21,7 @@ fn inverse(scale: f32) -> f32 {
 }
 
 /// As columns count.
-fn squared_error(weights: &[f32], columns: &[f32], codes: &[f32], scale: f32) -> f64 {
+fn squared_error(Group { weights, columns }: Group, codes: &[f32], scale: f32) -> f64 {
     let error = |((weight, column), code): ((&f32, &f32), &f32)| {
         f64::from(weight - code * scale).powi(2) * f64::from(*column)
     };
@@ -37,20 +37,20 @@ fn nearest(weights: &[f32], scale: f32, (low, high): (f32, f32)) -> Vec<f32> {
 /// Codes and scale of a smaller squared error than these, if any are found. `ends` are the codes that the largest magnitude may
 /// get; scales are those of the least squares, as columns count.
 fn searched(
-    weights: &[f32],
-    columns: &[f32],
+    group: Group,
     (codes, scale): (Vec<f32>, f32),
     range: (f32, f32),
     ends: &[f32],
 ) -> (Vec<f32>, f32) {
+    let weights = group.weights;
     let furthest = furthest(weights);
-    let mut best = (squared_error(weights, columns, &codes, scale), codes, scale);
+    let mut best = (squared_error(group, &codes, scale), codes, scale);
     for end in ends {
         for tenths in TENTHS {
             let first = furthest / (end + f32::from(tenths) / 10. * end.signum());
-            let fitted = fit(weights, columns, &nearest(weights, first, range));
+            let fitted = fit(group, &nearest(weights, first, range));
             let codes = nearest(weights, fitted, range);
-            let error = squared_error(weights, columns, &codes, fitted);
+            let error = squared_error(group, &codes, fitted);
             if error < best.0 {
                 best = (error, codes, fitted);
             }
@@ -60,7 +60,7 @@ fn searched(
 }
 
 /// The scale of the least squares for these codes, in F16.
-fn fit(weights: &[f32], columns: &[f32], codes: &[f32]) -> f32 {
+fn fit(Group { weights, columns }: Group, codes: &[f32]) -> f32 {
     let (cross, square) =
         weights.iter().zip(columns).zip(codes).fold((0., 0.), |(cross, square), ((weight, column), code)| {
             let (weight, column, code) = (f64::from(*weight), f64::from(*column), f64::from(*code));
@@ -70,56 +70,51 @@ fn fit(weights: &[f32], columns: &[f32], codes: &[f32]) -> f32 {
 }
 
 /// Appends a block of 32 weights.
-pub(super) fn q8_0(
-    Group { weights, columns }: Group,
-    search: bool,
-    blocks: &mut Vec<u8>,
-    values: &mut [f32],
-) {
-    let scale = furthest(weights).abs() / 127.;
+pub(super) fn q8_0(group: Group, search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+    let scale = furthest(group.weights).abs() / 127.;
     let inverse = inverse(scale);
     // Ties away from zero.
-    let codes = weights.iter().map(|weight| (weight * inverse).round()).collect();
-    let (codes, scale) = match search {
+    let codes = group.weights.iter().map(|weight| (weight * inverse).round()).collect();
+    let found = match search {
         false => (codes, half(scale)),
-        true => searched(weights, columns, (codes, half(scale)), (-127., 127.), &[127.]),
+        true => searched(group, (codes, half(scale)), (-127., 127.), &[127.]),
     };
-    append_half(scale, blocks);
-    blocks.extend(codes.iter().map(|code| (*code as i8) as u8));
-    values.iter_mut().zip(&codes).for_each(|(value, code)| *value = code * scale);
+    let codes = append(found, 0., blocks, values);
+    blocks.extend(codes);
 }
 
 /// Codes around `middle` of either type whose scale has a sign, and the scale.
-fn around(Group { weights, columns }: Group, middle: f32, search: bool) -> (Vec<f32>, f32) {
-    let scale = furthest(weights) / -middle;
+fn around(group: Group, middle: f32, search: bool) -> (Vec<f32>, f32) {
+    let scale = furthest(group.weights) / -middle;
     let inverse = inverse(scale);
     // Product and sum are rounded, each once: compilers that fuse them have other codes half way between two.
     let most = 2. * middle - 1.;
     let code = |weight: &f32| (weight * inverse + (middle + 0.5)).trunc().clamp(0., most) - middle;
-    let codes = weights.iter().map(code).collect();
+    let codes = group.weights.iter().map(code).collect();
     let range = (-middle, middle - 1.);
     match search {
         false => (codes, half(scale)),
-        true => searched(weights, columns, (codes, half(scale)), range, &[range.0, range.1]),
+        true => searched(group, (codes, half(scale)), range, &[range.0, range.1]),
     }
+}
+
+/// Appends the scale, and sets `values` to what it means with the codes; these as they are stored, `middle` for zero.
+fn append((codes, scale): (Vec<f32>, f32), middle: f32, blocks: &mut Vec<u8>, values: &mut [f32]) -> Vec<u8> {
+    append_half(scale, blocks);
+    values.iter_mut().zip(&codes).for_each(|(value, code)| *value = code * scale);
+    codes.iter().map(|code| ((code + middle) as i16) as u8).collect()
 }
 
 /// Appends a block of 32 weights.
 pub(super) fn q4_0(group: Group, search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
-    let (codes, scale) = around(group, 8., search);
-    append_half(scale, blocks);
-    let stored: Vec<_> = codes.iter().map(|code| (*code + 8.) as u8).collect();
-    halves(&stored, blocks);
-    values.iter_mut().zip(&codes).for_each(|(value, code)| *value = code * scale);
+    let codes = append(around(group, 8., search), 8., blocks, values);
+    halves(&codes, blocks);
 }
 
 /// Appends a block of 32 weights.
 pub(super) fn q5_0(group: Group, search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
-    let (codes, scale) = around(group, 16., search);
-    append_half(scale, blocks);
-    let stored: Vec<_> = codes.iter().map(|code| (*code + 16.) as u8).collect();
-    five_bits(&stored, blocks);
-    values.iter_mut().zip(&codes).for_each(|(value, code)| *value = code * scale);
+    let codes = append(around(group, 16., search), 16., blocks, values);
+    five_bits(&codes, blocks);
 }
 
 /// Codes with a scale and a bias, in F16.

@@ -39,7 +39,7 @@ impl ColumnScaledTensor {
     /// on; K' is K filled up to whole groups of the codes. `group_size` is for reports alone.
     ///
     /// # Errors
-    /// If shapes, dtypes or devices do not fit, or there is no such place.
+    /// If shapes, dtypes or devices do not fit, a scale of the codes is not one, or there is no such place.
     pub fn new(
         codes: QuantTensor,
         scales: Tensor,
@@ -56,6 +56,11 @@ impl ColumnScaledTensor {
         if !is_integer {
             let found = format.to_string();
             return Err(Error::mismatch("codes of classes of rows", "symmetric integers", found));
+        }
+        let others = codes.scales().ne(1f32)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+        if others > 0. {
+            let found = format!("{others} others");
+            return Err(Error::mismatch("scales of integers", "ones: columns have scales", found));
         }
         for (what, part) in [("scales of columns", &scales), ("zeros of columns", &zeros)] {
             let fits = match part.dims() {
@@ -156,11 +161,12 @@ mod tests {
 
     #[test]
     fn parts_fit_each_other() {
-        let codes = |format: QuantFormat, scales: DType| {
-            let biases = format.has_biases().then(|| zeros(&[2, 3, 1], scales));
-            QuantTensor::new(format, zeros(&[2, 3, 4], DType::U32), zeros(&[2, 3, 1], scales), biases, None)
+        let codes = |format: QuantFormat, scale: f32| {
+            let biases = format.has_biases().then(|| zeros(&[2, 3, 1], DType::F32));
+            let scales = Tensor::full(scale, (2, 3, 1), &Device::Cpu).unwrap();
+            QuantTensor::new(format, zeros(&[2, 3, 4], DType::U32), scales, biases, None).unwrap()
         };
-        let symmetric = codes(QuantFormat::symmetric(4, 32).unwrap(), DType::F32).unwrap();
+        let symmetric = codes(QuantFormat::symmetric(4, 32).unwrap(), 1.);
         let of_columns = |k: usize| zeros(&[2, k], DType::F16);
         let made =
             ColumnScaledTensor::new(symmetric.clone(), of_columns(30), of_columns(30), &[5, 0, 3, 4], 3);
@@ -168,9 +174,11 @@ mod tests {
         assert_eq!(weight.dims(), [4, 30]);
         assert_eq!(weight.format_name(), "affine 4-bit g3, across rows");
         assert_eq!(weight.row_classes().to_vec1::<u32>().unwrap(), [1, 0, 1, 1]);
-        let affine = codes(QuantFormat::affine(4, 32).unwrap(), DType::F32).unwrap();
+        let affine = codes(QuantFormat::affine(4, 32).unwrap(), 1.);
+        let scaled = codes(QuantFormat::symmetric(4, 32).unwrap(), 2.);
         for (codes, scales, zeros, places, told) in [
             (affine, of_columns(32), of_columns(32), &[0u32][..], "symmetric integers"),
+            (scaled, of_columns(32), of_columns(32), &[0], "scales of integers"),
             (symmetric.matrix(0).unwrap(), of_columns(32), of_columns(32), &[0], "[classes, rows, K]"),
             (symmetric.clone(), of_columns(33), of_columns(33), &[0], "scales of columns"),
             (symmetric.clone(), of_columns(32), of_columns(31), &[0], "zeros of columns"),

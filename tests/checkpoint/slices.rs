@@ -44,7 +44,7 @@ pub fn bits(weight: &Weight, cut: Option<(usize, Range<usize>)>) -> Vec<Vec<u8>>
             tensor.parts().map(bytes).collect()
         }
         // Columns of a part lie otherwise than those of the whole.
-        Weight::Reordered(_) => {
+        Weight::Irregular(_) => {
             vec![bytes(&narrowed(weight.to_dense(DType::F32, device).unwrap()).contiguous().unwrap())]
         }
         Weight::Ggml(blocks) => {

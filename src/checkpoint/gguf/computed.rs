@@ -58,7 +58,7 @@ impl Dequantize for Inverse {
     fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
         match Weight::Dense(self.stored.clone()).narrow(slice.dim, slice.range.clone())? {
             Weight::Dense(stored) => Ok(Some(Arc::new(Self { stored, ..*self }))),
-            Weight::Packed(_) | Weight::Reordered(_) | Weight::Ggml(_) => Ok(None),
+            Weight::Packed(_) | Weight::Irregular(_) | Weight::Ggml(_) => Ok(None),
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use super::integers::Integers;
 use super::module::Module;
-use crate::checkpoint::weight::{ReorderedLayout, Slice};
+use crate::checkpoint::weight::{IrregularLayout, Slice};
 use crate::format::{pack, unpack};
 use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor, NO_COLUMN};
 use crate::{Error, QuantFormat, QuantTensor, Result};
@@ -130,7 +130,7 @@ impl ReorderedIntegers {
     }
 }
 
-impl ReorderedLayout for ReorderedIntegers {
+impl IrregularLayout for ReorderedIntegers {
     fn format(&self) -> QuantFormat {
         self.integers.format
     }
@@ -169,7 +169,7 @@ impl ReorderedLayout for ReorderedIntegers {
     }
 
     /// Any column of a part may be in any group: all scales of its rows are read.
-    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn IrregularLayout>> {
         let (rows, of_k) = match slice.along_k() {
             true => (0..self.integers.n, slice.range.clone()),
             false => (slice.range.clone(), 0..self.integers.k),

@@ -10,8 +10,9 @@ use super::groups::Groups;
 use super::module::{scale_dtypes, Module};
 use crate::checkpoint::file::{candle_dtype, StoredTensor, Warnings};
 use crate::checkpoint::weight::{
-    filled_columns, filled_group_size, tensor_of, DenseTensor, Dequantize, Filled, Layout, MlxForm,
-    PackedWeight, ReorderedLayout, ReorderedWeight, RowClasses, Slice, SliceInMemory, Weight,
+    filled_columns, filled_group_size, tensor_of, CutInMemory, DenseTensor, Dequantize, Filled,
+    IrregularLayout, IrregularWeight, Layout, MlxForm, PackedWeight, RowClasses, Slice, SliceInMemory,
+    StoredGroups, Weight,
 };
 use crate::format::{pack, Scale};
 use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor};
@@ -62,13 +63,13 @@ pub(super) fn weight(module: &Module, warnings: &Warnings) -> Result<Weight> {
     }
     if along_k {
         if let Some(filled) = FilledGroups::of(codes.clone())? {
-            return Ok(Weight::Reordered(ReorderedWeight::new(module.path, dims, filled)));
+            return Ok(Weight::Irregular(IrregularWeight::new(module.path, dims, filled)));
         }
     }
     let classes = RowClasses::of(codes.n, codes.k, codes.bits, codes.group).filter(|_| !codes.along_k);
     if let Some(classes) = classes {
-        let layout = AcrossRows { classes, codes };
-        return Ok(Weight::Reordered(ReorderedWeight::new(module.path, dims, layout)));
+        let layout = CutInMemory { classes, stored: codes };
+        return Ok(Weight::Irregular(IrregularWeight::new(module.path, dims, layout)));
     }
     warnings.once(
         "hqq of other groups".into(),
@@ -300,7 +301,7 @@ impl FilledGroups {
     }
 }
 
-impl ReorderedLayout for FilledGroups {
+impl IrregularLayout for FilledGroups {
     fn format(&self) -> QuantFormat {
         self.format
     }
@@ -331,20 +332,11 @@ impl ReorderedLayout for FilledGroups {
             Ok(values.flatten_all()?.index_select(&index, 0)?.reshape((rows, groups))?.to_device(device)?)
         };
         let (scales, biases) = self.codes.scales_and_biases()?;
-        let row = self.format.words_per_row(filled.columns.len())?;
-        let (codes, mut words) = (self.codes.codes()?, vec![0; rows * row]);
+        let codes = self.codes.codes()?;
         let of_rows = codes.get(self.rows.start * k..self.rows.end * k).unwrap_or_default();
-        words.par_chunks_exact_mut(row.max(1)).zip(of_rows.par_chunks_exact(k.max(1))).for_each_init(
-            || vec![0; filled.columns.len()],
-            |ordered, (words, codes)| {
-                let codes = codes.get(self.columns.clone()).unwrap_or_default();
-                for (to, column) in ordered.iter_mut().zip(&filled.columns) {
-                    *to = codes.get(*column as usize).copied().unwrap_or(0);
-                }
-                pack(ordered, self.format.bits(), words);
-            },
-        );
-        let words = Tensor::from_vec(words, (rows, row), device)?;
+        let words = filled.words(of_rows, k, &self.columns, self.format.bits());
+        let words =
+            Tensor::from_vec(words, (rows, self.format.words_per_row(filled.columns.len())?), device)?;
         let weight = QuantTensor::new(self.format, words, spread(&scales)?, Some(spread(&biases)?), None)?;
         Ok(ReorderedTensor::new(weight, &filled.columns, self.columns.len())?.into())
     }
@@ -354,55 +346,23 @@ impl ReorderedLayout for FilledGroups {
     }
 
     /// Rows that are far apart share bytes: all is read.
-    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
-        let within = |all: &Range<usize>| all.start + slice.range.start..all.start + slice.range.end;
-        let part = match slice.along_k() {
-            true => Self { columns: within(&self.columns), ..self.clone() },
-            false => Self { rows: within(&self.rows), ..self.clone() },
-        };
-        Ok(Arc::new(part.with_format()?))
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn IrregularLayout>> {
+        let (rows, columns) = slice.within(&self.rows, &self.columns);
+        Ok(Arc::new(Self { rows, columns, ..self.clone() }.with_format()?))
     }
 }
 
-/// Groups across rows.
-#[derive(Clone, Debug)]
-struct AcrossRows {
-    classes: RowClasses,
-    codes: Codes,
-}
-
-impl ReorderedLayout for AcrossRows {
-    fn format(&self) -> QuantFormat {
-        self.classes.format
+impl StoredGroups for Codes {
+    fn codes(&self) -> Result<Vec<u8>> {
+        self.codes()
     }
 
-    fn format_name(&self) -> String {
-        self.classes.format_name()
+    fn parameters(&self) -> [&StoredTensor; 2] {
+        [&self.scales, &self.zeros]
     }
 
-    fn size_in_bytes(&self) -> usize {
-        self.codes.stored_bytes()
-    }
-
-    fn loaded_bytes(&self) -> u64 {
-        self.classes.loaded_bytes(&self.codes.scales, &self.codes.zeros)
-    }
-
-    fn load(&self, device: &Device) -> Result<LayerWeight> {
-        let codes = self.codes.codes()?;
-        let parameters =
-            (self.classes.of_columns(&self.codes.scales)?, self.classes.of_columns(&self.codes.zeros)?);
-        Ok(self.classes.load(self.classes.reading(&codes), parameters, device)?.into())
-    }
-
-    fn granularity(&self) -> usize {
-        1
-    }
-
-    /// Rows that are far apart share bytes: all is read.
-    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
-        let classes = self.classes.narrow(slice.along_k(), &slice.range);
-        Ok(Arc::new(Self { classes, ..self.clone() }))
+    fn stored_bytes(&self) -> usize {
+        self.stored_bytes()
     }
 }
 

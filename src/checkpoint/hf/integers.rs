@@ -10,7 +10,7 @@ use super::column_order::ReorderedIntegers;
 use super::groups::Groups;
 use super::module::Module;
 use crate::checkpoint::file::{candle_dtype, StoredTensor};
-use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, ReorderedWeight, Slice, Weight};
+use crate::checkpoint::weight::{IrregularWeight, Layout, MlxForm, PackedWeight, Slice, Weight};
 use crate::format::unpack;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -186,7 +186,7 @@ impl Integers {
             None => Weight::Packed(PackedWeight::new(module.path, self.format, dims, self)),
             Some(groups) => {
                 let layout = ReorderedIntegers::new(self, groups)?;
-                Weight::Reordered(ReorderedWeight::new(module.path, dims, layout))
+                Weight::Irregular(IrregularWeight::new(module.path, dims, layout))
             }
         })
     }

@@ -146,7 +146,7 @@ impl Container for HfCheckpoint {
             }
             Some(IndexEntry::Quantized { lead, packing }) => match self.quantized(lead, *packing)? {
                 Weight::Dense(dense) => Ok(Some(dense)),
-                Weight::Packed(_) | Weight::Reordered(_) | Weight::Ggml(_) => Err(Error::tensor(
+                Weight::Packed(_) | Weight::Irregular(_) | Weight::Ggml(_) => Err(Error::tensor(
                     self.file_of(name).unwrap_or(Path::new("")),
                     name,
                     "a dense tensor",

@@ -3,7 +3,7 @@
 use super::layer::{Layer, WeightAndWhy};
 use crate::checkpoint::file::StoredTensor;
 use crate::checkpoint::weight::{
-    DenseTensor, Dequantize, Filled, Layout, MlxForm, PackedWeight, ReorderedLayout, ReorderedWeight, Slice,
+    DenseTensor, Dequantize, Filled, IrregularLayout, IrregularWeight, Layout, MlxForm, PackedWeight, Slice,
     TiledFp8, Tiles, Weight,
 };
 use crate::format::Element;
@@ -87,7 +87,7 @@ pub(super) fn f8q8(layer: &Layer) -> Result<WeightAndWhy> {
     }
     if let (&[n, k], true) = (dims.as_slice(), dims.last().is_some_and(|k| k.is_multiple_of(HALF))) {
         let layout = HalfBlocks { layout, k, rows: 0..n, columns: 0..k };
-        return Ok((Weight::Reordered(ReorderedWeight::new(layer.key, dims, layout)), None));
+        return Ok((Weight::Irregular(IrregularWeight::new(layer.key, dims, layout)), None));
     }
     let dense = DenseTensor::dequantized(&layer.weight_name(), DType::F32, dims, layout);
     let why = "blocks of F8Q8 run across rows that are no multiple of 16 elements";
@@ -240,7 +240,7 @@ impl HalfBlocks {
     }
 }
 
-impl ReorderedLayout for HalfBlocks {
+impl IrregularLayout for HalfBlocks {
     fn format(&self) -> QuantFormat {
         F8Q8_FORMAT
     }
@@ -266,12 +266,12 @@ impl ReorderedLayout for HalfBlocks {
             codes.extend_from_slice(of_block);
         })?;
         let (filled, k) = (self.filled(), self.k);
-        let mut words = Vec::with_capacity(self.rows.len() * filled.columns.len() / 4);
+        let of_rows = codes.get(self.rows.start * k..self.rows.end * k).unwrap_or_default();
+        let words = filled.words(of_rows, k, &self.columns, F8Q8_FORMAT.bits());
+        let words: Vec<_> = words.into_iter().map(|quad| quad ^ 0x8080_8080).collect();
         let mut of_groups = Vec::with_capacity(self.rows.len() * filled.runs.len());
         for row in self.rows.clone() {
             let first = row * k + self.columns.start;
-            let of_row = codes.get(first..first + self.columns.len()).unwrap_or_default();
-            words.extend(filled.words(of_row, of_row.len()).into_iter().map(|quad| quad ^ 0x8080_8080));
             let scale = |run: &usize| scales.get((first / HALF + run) * HALF / BLOCK).copied().unwrap_or(0.);
             of_groups.extend(filled.runs.iter().map(scale));
         }
@@ -292,12 +292,9 @@ impl ReorderedLayout for HalfBlocks {
     }
 
     /// Blocks run across rows: all are read.
-    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
-        let within = |all: &Range<usize>| all.start + slice.range.start..all.start + slice.range.end;
-        Ok(Arc::new(match slice.along_k() {
-            true => Self { columns: within(&self.columns), ..self.clone() },
-            false => Self { rows: within(&self.rows), ..self.clone() },
-        }))
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn IrregularLayout>> {
+        let (rows, columns) = slice.within(&self.rows, &self.columns);
+        Ok(Arc::new(Self { rows, columns, ..self.clone() }))
     }
 }
 

@@ -3,7 +3,8 @@
 use super::layer::{Layer, WeightAndWhy};
 use crate::checkpoint::file::StoredTensor;
 use crate::checkpoint::weight::{
-    DenseTensor, Dequantize, ReorderedLayout, ReorderedWeight, RowClasses, Slice, Weight,
+    CutInMemory, DenseTensor, Dequantize, IrregularLayout, IrregularWeight, RowClasses, Slice, StoredGroups,
+    Weight,
 };
 use crate::tensor::LayerWeight;
 use crate::{Error, QuantFormat, Result};
@@ -72,11 +73,11 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
             let weight = match groups.is_multiple_of(k) {
                 true => {
                     let stored = bytes * classes.count();
-                    ReorderedWeight::new(layer.key, dims, HqqRows { classes, stored, whole: source })
+                    IrregularWeight::new(layer.key, dims, HqqRows { classes, stored, whole: source })
                 }
-                false => ReorderedWeight::new(layer.key, dims, HqqInMemory { classes, whole: source }),
+                false => IrregularWeight::new(layer.key, dims, CutInMemory { classes, stored: source }),
             };
-            return Ok((Weight::Reordered(weight), None));
+            return Ok((Weight::Irregular(weight), None));
         }
     }
     Ok((Weight::Dense(DenseTensor::dequantized(&layer.weight_name(), DType::F32, dims, source)), Some(WHY)))
@@ -108,44 +109,17 @@ impl HqqGroups {
     }
 }
 
-/// A weight whose rows do not lie in rows of groups: all is read, and cut in memory.
-#[derive(Clone, Debug)]
-struct HqqInMemory {
-    classes: RowClasses,
-    whole: HqqGroups,
-}
-
-impl ReorderedLayout for HqqInMemory {
-    fn format(&self) -> QuantFormat {
-        self.classes.format
+impl StoredGroups for HqqGroups {
+    fn codes(&self) -> Result<Vec<u8>> {
+        self.all_codes()
     }
 
-    fn format_name(&self) -> String {
-        self.classes.format_name()
+    fn parameters(&self) -> [&StoredTensor; 2] {
+        [&self.scales, &self.zeros]
     }
 
-    fn size_in_bytes(&self) -> usize {
-        self.whole.stored_bytes()
-    }
-
-    fn loaded_bytes(&self) -> u64 {
-        self.classes.loaded_bytes(&self.whole.scales, &self.whole.zeros)
-    }
-
-    fn load(&self, device: &Device) -> Result<LayerWeight> {
-        let codes = self.whole.all_codes()?;
-        let parameters =
-            (self.classes.of_columns(&self.whole.scales)?, self.classes.of_columns(&self.whole.zeros)?);
-        Ok(self.classes.load(self.classes.reading(&codes), parameters, device)?.into())
-    }
-
-    fn granularity(&self) -> usize {
-        1
-    }
-
-    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
-        let classes = self.classes.narrow(slice.along_k(), &slice.range);
-        Ok(Arc::new(Self { classes, ..self.clone() }))
+    fn stored_bytes(&self) -> usize {
+        self.stored_bytes()
     }
 }
 
@@ -207,7 +181,7 @@ impl HqqRows {
     }
 }
 
-impl ReorderedLayout for HqqRows {
+impl IrregularLayout for HqqRows {
     fn format(&self) -> QuantFormat {
         self.classes.format
     }
@@ -258,8 +232,8 @@ impl ReorderedLayout for HqqRows {
         1
     }
 
-    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
-        let classes = self.classes.narrow(slice.along_k(), &slice.range);
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn IrregularLayout>> {
+        let classes = self.classes.narrow(slice);
         if !slice.along_k() {
             return Ok(Arc::new(Self { classes, ..self.clone() }));
         }

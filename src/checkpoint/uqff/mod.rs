@@ -11,17 +11,18 @@
 //! | 0 | GGML F32, F16, BF16 | dense | dense |
 //! | 1 | Unquant | dense | dense |
 //! | 2 | HQQ 4 and 8 bits | integers with scales and zeros of columns, for classes of rows | on the codes, exact |
-//! | 2 | the same, N no multiple of the group | dense F32, dequantized when loaded | dense |
+//! | 2 | the same, fewer than four rows of a class, or few columns | dense F32, dequantized when loaded | dense |
 //! | 3 | FP8 E4M3 with one scale | MXFP8, unit group scales, the scale as global scale | on the codes, exact |
 //! | 3 | the same, K no multiple of 32 or scale negative | FP8 with F32 scales, rows filled up | on the codes, exact |
 //! | 4 | AFQ 2, 3, 4, 6, 8 bits | affine | on the codes, exact |
 //! | 5 | F8Q8 | affine 8-bit g32, symmetric, F32 scales | on the codes, exact |
-//! | 5 | the same, K no multiple of 32 | dense F32, dequantized when loaded: blocks run across rows | dense |
+//! | 5 | the same, K a multiple of 16 alone | the same, rows filled up | on the codes, exact |
+//! | 5 | the same, other K | dense F32, dequantized when loaded: blocks run across rows | dense |
 //! | 6 | MXFP4 | MXFP4 | on the codes, exact |
 //!
 //! Where weights are dequantized, a warning of the checkpoint says how many and why. In HQQ element `i` of the flattened
 //! weight belongs to group `i mod G`, of `G` groups, so that neighbours along K never share one: an affine format can not hold
-//! the same numbers, but where rows of elements share rows of groups, integers can that are multiplied by an x for each such row.
+//! the same numbers, but integers can that are multiplied by an x for each class of rows that share groups.
 //!
 //! # Entries that do not belong to a layer
 //! Norms, routers and, up to 1.1, dense embeddings are in `residual.safetensors`; an embedding may lie in either

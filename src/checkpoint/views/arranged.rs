@@ -67,7 +67,7 @@ impl Dequantize for Arranged {
         };
         match Weight::Dense(self.stored.clone()).narrow(dim, range)? {
             Weight::Dense(stored) => Ok(Some(Arc::new(Self { stored, ..*self }))),
-            Weight::Packed(_) | Weight::Reordered(_) | Weight::Ggml(_) => Ok(None),
+            Weight::Packed(_) | Weight::Irregular(_) | Weight::Ggml(_) => Ok(None),
         }
     }
 }

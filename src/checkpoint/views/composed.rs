@@ -99,7 +99,7 @@ impl Composed {
                 let (name, dtype) = (self.name.clone(), first.dtype());
                 Weight::Dense(DenseTensor::dequantized(&name, dtype, dims, self.clone()))
             }
-            Some(Weight::Reordered(_)) => {
+            Some(Weight::Irregular(_)) => {
                 return Err(Error::tensor(
                     &self.file,
                     &self.name,
@@ -137,7 +137,7 @@ impl Layout for Composed {
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let load = |part: &Weight| match part {
             Weight::Packed(packed) => packed.load(device),
-            Weight::Reordered(_) | Weight::Ggml(_) | Weight::Dense(_) => {
+            Weight::Irregular(_) | Weight::Ggml(_) | Weight::Dense(_) => {
                 Err(self.not_alike(part.format_name()))
             }
         };
@@ -173,7 +173,7 @@ impl Dequantize for Composed {
     fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let load = |part: &Weight| match part {
             Weight::Dense(dense) => dense.load(dense.dtype(), device),
-            Weight::Ggml(_) | Weight::Packed(_) | Weight::Reordered(_) => {
+            Weight::Ggml(_) | Weight::Packed(_) | Weight::Irregular(_) => {
                 Err(self.not_alike(part.format_name()))
             }
         };
@@ -202,7 +202,7 @@ impl GgmlBlocks for Composed {
     fn for_each_chunk(&self, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         let mut hand_over = |part: &Weight| match part {
             Weight::Ggml(blocks) => blocks.for_each_chunk(take),
-            Weight::Packed(_) | Weight::Reordered(_) | Weight::Dense(_) => {
+            Weight::Packed(_) | Weight::Irregular(_) | Weight::Dense(_) => {
                 Err(self.not_alike(part.format_name()))
             }
         };

@@ -1,9 +1,15 @@
 //! Rows that are filled up to whole groups of a format, where a scale belongs to fewer or more elements than that.
 
+use crate::format::pack;
 use crate::tensor::NO_COLUMN;
+use crate::QuantFormat;
+use rayon::prelude::*;
+use std::ops::Range;
 
 /// Group sizes of formats, the largest first.
-const SIZES: [usize; 3] = [128, 64, 32];
+pub(in crate::checkpoint) fn group_sizes() -> impl Iterator<Item = usize> {
+    QuantFormat::AFFINE_GROUP_SIZES.into_iter().rev()
+}
 
 /// The columns of rows in runs, each filled up to whole groups.
 #[derive(Debug)]
@@ -28,20 +34,28 @@ impl Filled {
         Self { columns, runs }
     }
 
-    /// Codes of a byte each of rows of `k`, filled up with zeros, as words.
-    pub fn words(&self, codes: &[u8], k: usize) -> Vec<u32> {
-        let code = |row: &[u8], column: u32| row.get(column as usize).copied().unwrap_or(0);
-        let (quads, _) = self.columns.as_chunks::<4>();
-        let rows = codes.chunks_exact(k.max(1));
-        let word = |row: &[u8], quad: &[u32; 4]| u32::from_le_bytes(quad.map(|column| code(row, column)));
-        rows.flat_map(|row| quads.iter().map(move |quad| word(row, quad))).collect()
+    /// Codes, a byte each, of rows of `k`, of which `part` is filled up with zeros, as words of so many bits a code.
+    pub fn words(&self, codes: &[u8], k: usize, part: &Range<usize>, bits: usize) -> Vec<u32> {
+        let (k, of_row) = (k.max(1), self.columns.len() * bits / 32);
+        let mut words = vec![0; codes.len() / k * of_row];
+        words.par_chunks_exact_mut(of_row.max(1)).zip(codes.par_chunks_exact(k)).for_each_init(
+            || vec![0; self.columns.len()],
+            |filled, (words, codes)| {
+                let codes = codes.get(part.clone()).unwrap_or_default();
+                for (to, column) in filled.iter_mut().zip(&self.columns) {
+                    *to = codes.get(*column as usize).copied().unwrap_or(0);
+                }
+                pack(filled, bits, words);
+            },
+        );
+        words
     }
 }
 
 /// The largest groups that take no more columns than the smallest do.
 pub(in crate::checkpoint) fn filled_group_size(k: usize, run: usize, before: usize) -> usize {
     let least = filled_columns(k, run, before, 32);
-    SIZES.into_iter().find(|size| filled_columns(k, run, before, *size) == least).unwrap_or(32)
+    group_sizes().find(|size| filled_columns(k, run, before, *size) == least).unwrap_or(32)
 }
 
 /// How many columns there are then.
@@ -78,8 +92,10 @@ mod tests {
             .chain([NO_COLUMN; 8]);
         assert_eq!(columns, expected.collect::<Vec<_>>());
         let filled = Filled::new(3, 3, 0, 32);
-        let words = filled.words(&[1, 2, 3, 4, 5, 6], 3);
+        let words = filled.words(&[1, 2, 3, 4, 5, 6], 3, &(0..3), 8);
         assert_eq!((words.len(), words[0], words[8], words[1]), (16, 0x0003_0201, 0x0006_0504, 0));
+        let words = Filled::new(2, 2, 0, 32).words(&[1, 2, 3, 4, 5, 6], 3, &(1..3), 4);
+        assert_eq!(words, [0x32, 0, 0, 0, 0x65, 0, 0, 0]);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
 
 /// A packed matrix that does not lie in rows of whole groups: its columns are in another order or filled up, or groups run across
 /// rows.
-pub(in crate::checkpoint) trait ReorderedLayout: fmt::Debug + Send + Sync {
+pub(in crate::checkpoint) trait IrregularLayout: fmt::Debug + Send + Sync {
     /// The format that it is loaded in.
     fn format(&self) -> QuantFormat;
 
@@ -55,7 +55,7 @@ pub(in crate::checkpoint) trait ReorderedLayout: fmt::Debug + Send + Sync {
     fn granularity(&self) -> usize;
 
     /// A part, of whose codes no others are read.
-    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>>;
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn IrregularLayout>>;
 }
 
 /// Numbers that are stored in a format in which nothing is computed.

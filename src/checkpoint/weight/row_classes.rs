@@ -1,13 +1,18 @@
 //! Integers whose groups run across rows: element `i` of the flattened weight belongs to group `i mod G` of `G` groups. So rows
 //! that are a multiple of `G / gcd(G, K)` apart have the same groups in the same columns: they are of one class.
 
+use super::filled::group_sizes;
+use super::layout::IrregularLayout;
+use super::slice::Slice;
 use crate::checkpoint::file::StoredTensor;
 use crate::format::pack;
-use crate::tensor::{column_scaled_name, ColumnScaledTensor};
+use crate::tensor::{column_scaled_name, ColumnScaledTensor, LayerWeight};
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Rows of a class at least.
 const FEWEST_ROWS: usize = 4;
@@ -63,18 +68,15 @@ impl RowClasses {
     }
 
     /// Some rows or columns of it.
-    pub fn narrow(&self, along_k: bool, range: &Range<usize>) -> Self {
-        let within = |all: &Range<usize>| all.start + range.start..all.start + range.end;
-        let part = match along_k {
-            true => Self { columns: within(&self.columns), ..self.clone() },
-            false => Self { rows: within(&self.rows), ..self.clone() },
-        };
+    pub fn narrow(&self, slice: &Slice) -> Self {
+        let (rows, columns) = slice.within(&self.rows, &self.columns);
+        let part = Self { rows, columns, ..self.clone() };
         part.clone().with_format().unwrap_or(part)
     }
 
     /// With the largest groups of codes.
     fn with_format(self) -> Option<Self> {
-        let size = [128, 64, 32].into_iter().find(|size| self.filled().is_multiple_of(*size))?;
+        let size = group_sizes().find(|size| self.filled().is_multiple_of(*size))?;
         Some(Self { format: QuantFormat::symmetric_opt(self.format.bits(), size)?, ..self })
     }
 
@@ -84,7 +86,7 @@ impl RowClasses {
     }
 
     /// Scales or zeros of all groups as those of the columns of each class, `[classes, K]`.
-    pub fn of_columns(&self, of_groups: &StoredTensor) -> Result<Tensor> {
+    fn of_columns(&self, of_groups: &StoredTensor) -> Result<Tensor> {
         let group = |class: usize, column: usize| ((class * self.k + column) % self.groups) as i64;
         let index: Vec<_> = (0..self.count)
             .flat_map(|class| self.columns.clone().map(move |column| group(class, column)))
@@ -95,7 +97,7 @@ impl RowClasses {
     }
 
     /// What reads a row out of the codes of the whole weight.
-    pub fn reading<'a>(&self, codes: &'a [u8]) -> impl Fn(usize, &mut [u8]) + Sync + 'a {
+    fn reading<'a>(&self, codes: &'a [u8]) -> impl Fn(usize, &mut [u8]) + Sync + 'a {
         let (k, Range { start, end }) = (self.k, self.columns.clone());
         move |row, to| {
             let of_row = codes.get(row * k + start..row * k + end).unwrap_or_default();
@@ -162,5 +164,60 @@ impl RowClasses {
             &places,
             self.group,
         )
+    }
+}
+
+/// Integers and what their groups have, as a file has them.
+pub(in crate::checkpoint) trait StoredGroups:
+    Clone + fmt::Debug + Send + Sync + 'static
+{
+    /// The codes of all elements, in their order.
+    fn codes(&self) -> Result<Vec<u8>>;
+
+    /// Scales and zeros of all groups.
+    fn parameters(&self) -> [&StoredTensor; 2];
+
+    /// Bytes of all tensors.
+    fn stored_bytes(&self) -> usize;
+}
+
+/// A weight with groups across rows whose rows lie apart in the file: all is read, and cut in memory.
+#[derive(Clone, Debug)]
+pub(in crate::checkpoint) struct CutInMemory<S> {
+    pub classes: RowClasses,
+    pub stored: S,
+}
+
+impl<S: StoredGroups> IrregularLayout for CutInMemory<S> {
+    fn format(&self) -> QuantFormat {
+        self.classes.format
+    }
+
+    fn format_name(&self) -> String {
+        self.classes.format_name()
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        self.stored.stored_bytes()
+    }
+
+    fn loaded_bytes(&self) -> u64 {
+        let [scales, zeros] = self.stored.parameters();
+        self.classes.loaded_bytes(scales, zeros)
+    }
+
+    fn load(&self, device: &Device) -> Result<LayerWeight> {
+        let codes = self.stored.codes()?;
+        let [scales, zeros] = self.stored.parameters();
+        let parameters = (self.classes.of_columns(scales)?, self.classes.of_columns(zeros)?);
+        Ok(self.classes.load(self.classes.reading(&codes), parameters, device)?.into())
+    }
+
+    fn granularity(&self) -> usize {
+        1
+    }
+
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn IrregularLayout>> {
+        Ok(Arc::new(Self { classes: self.classes.narrow(slice), stored: self.stored.clone() }))
     }
 }

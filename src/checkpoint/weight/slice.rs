@@ -47,6 +47,19 @@ impl<'a> Slice<'a> {
         self.dim + 1 == self.dims.len()
     }
 
+    /// The rows and columns that are left of these.
+    pub(in crate::checkpoint) fn within(
+        &self,
+        rows: &Range<usize>,
+        columns: &Range<usize>,
+    ) -> (Range<usize>, Range<usize>) {
+        let part = |all: &Range<usize>| all.start + self.range.start..all.start + self.range.end;
+        match self.along_k() {
+            true => (rows.clone(), part(columns)),
+            false => (part(rows), columns.clone()),
+        }
+    }
+
     /// The shape of the part.
     pub(in crate::checkpoint) fn part_dims(&self) -> Vec<usize> {
         let mut dims = self.dims.to_vec();

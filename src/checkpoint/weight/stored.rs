@@ -1,6 +1,6 @@
 //! The weight of a module as a checkpoint stores it.
 
-use super::{dense::DenseTensor, ggml::GgmlWeight, packed::PackedWeight, reordered::ReorderedWeight};
+use super::{dense::DenseTensor, ggml::GgmlWeight, irregular::IrregularWeight, packed::PackedWeight};
 use crate::tensor::LayerWeight;
 use crate::Result;
 use candle_core::Device;
@@ -13,7 +13,7 @@ pub enum Weight {
     /// Quantized: packed words, scales and what else the format has.
     Packed(PackedWeight),
     /// The same, with columns in another order than that of their groups or filled up, or with groups across rows.
-    Reordered(ReorderedWeight),
+    Irregular(IrregularWeight),
     /// Blocks of a GGML type, for kernels of this crate or of candle.
     Ggml(GgmlWeight),
     /// Dense elements.
@@ -25,7 +25,7 @@ impl Weight {
     pub fn dims(&self) -> &[usize] {
         match self {
             Self::Packed(weight) => weight.dims(),
-            Self::Reordered(weight) => weight.dims(),
+            Self::Irregular(weight) => weight.dims(),
             Self::Ggml(weight) => weight.dims(),
             Self::Dense(tensor) => tensor.dims(),
         }
@@ -35,7 +35,7 @@ impl Weight {
     pub fn size_in_bytes(&self) -> usize {
         match self {
             Self::Packed(weight) => weight.size_in_bytes(),
-            Self::Reordered(weight) => weight.size_in_bytes(),
+            Self::Irregular(weight) => weight.size_in_bytes(),
             Self::Ggml(weight) => weight.size_in_bytes(),
             Self::Dense(tensor) => tensor.size_in_bytes(),
         }
@@ -46,7 +46,7 @@ impl Weight {
     pub fn loaded_bytes(&self) -> u64 {
         match self {
             Self::Packed(weight) => weight.loaded_bytes(),
-            Self::Reordered(weight) => weight.loaded_bytes(),
+            Self::Irregular(weight) => weight.loaded_bytes(),
             Self::Ggml(weight) => match weight.packed() {
                 Some(packed) => packed.loaded_bytes(),
                 None => weight.size_in_bytes() as u64,
@@ -59,7 +59,7 @@ impl Weight {
     pub fn format_name(&self) -> String {
         match self {
             Self::Packed(weight) => weight.format().to_string(),
-            Self::Reordered(weight) => weight.format_name(),
+            Self::Irregular(weight) => weight.format_name(),
             Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
             Self::Dense(tensor) => format!("{:?}", tensor.dtype()),
         }
@@ -70,7 +70,7 @@ impl Weight {
     pub fn granularity(&self) -> usize {
         match self {
             Self::Packed(weight) => weight.granularity(),
-            Self::Reordered(weight) => weight.granularity(),
+            Self::Irregular(weight) => weight.granularity(),
             Self::Ggml(weight) => weight.granularity(),
             Self::Dense(tensor) => tensor.granularity(),
         }
@@ -88,7 +88,7 @@ impl Weight {
         }
         Ok(match self {
             Self::Packed(weight) => Self::Packed(weight.narrow(dim, range)?),
-            Self::Reordered(weight) => Self::Reordered(weight.narrow(dim, range)?),
+            Self::Irregular(weight) => Self::Irregular(weight.narrow(dim, range)?),
             Self::Ggml(weight) => Self::Ggml(weight.narrow(dim, range)?),
             Self::Dense(tensor) => Self::Dense(tensor.narrow(dim, range)?),
         })
@@ -101,7 +101,7 @@ impl Weight {
     pub fn load(&self, device: &Device) -> Result<LayerWeight> {
         Ok(match self {
             Self::Packed(weight) => weight.load(device)?.into(),
-            Self::Reordered(weight) => weight.load(device)?,
+            Self::Irregular(weight) => weight.load(device)?,
             Self::Ggml(weight) => weight.load(device)?.into(),
             Self::Dense(tensor) => tensor.load(tensor.dtype(), device)?.into(),
         })

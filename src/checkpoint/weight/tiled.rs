@@ -4,9 +4,9 @@
 //! no tile, the columns of each are filled up to whole groups, and so is x. Where that took more memory than numbers do, they are
 //! dequantized.
 
-use super::filled::{filled_columns, filled_group_size, Filled};
-use super::layout::{Dequantize, Layout, ReorderedLayout};
-use super::{tensor_of, DenseTensor, MlxForm, PackedWeight, ReorderedWeight, Slice, Weight};
+use super::filled::{filled_columns, filled_group_size, group_sizes, Filled};
+use super::layout::{Dequantize, IrregularLayout, Layout};
+use super::{tensor_of, DenseTensor, IrregularWeight, MlxForm, PackedWeight, Slice, Weight};
 use crate::checkpoint::file::{candle_dtype, StoredTensor};
 use crate::format::{Element, Scale};
 use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor};
@@ -34,15 +34,14 @@ impl TiledFp8 {
     pub fn into_weight(self, module: &str) -> Option<Weight> {
         let (k, dims) = (self.k, vec![self.n, self.k]);
         let Tiles { columns, .. } = self.tiles;
-        let in_order =
-            [128, 64, 32].into_iter().find(|group| k % group == 0 && (columns % group == 0 || columns >= k));
+        let in_order = group_sizes().find(|group| k % group == 0 && (columns % group == 0 || columns >= k));
         if let Some(format) = in_order.and_then(|size| self.format(size)) {
             let layout = TiledScales { format, tiled: self };
             return Some(Weight::Packed(PackedWeight::new(module, format, dims, layout)));
         }
         if filled_columns(k, columns, 0, 32) <= k.saturating_mul(MOST_FILLED) {
             if let Some(layout) = FilledTiles::of(self.clone()) {
-                return Some(Weight::Reordered(ReorderedWeight::new(module, dims, layout)));
+                return Some(Weight::Irregular(IrregularWeight::new(module, dims, layout)));
             }
         }
         match self.has_exponents() {
@@ -217,7 +216,7 @@ impl FilledTiles {
     }
 }
 
-impl ReorderedLayout for FilledTiles {
+impl IrregularLayout for FilledTiles {
     fn format(&self) -> QuantFormat {
         self.format
     }
@@ -237,7 +236,7 @@ impl ReorderedLayout for FilledTiles {
 
     fn load(&self, device: &Device) -> Result<LayerWeight> {
         let (filled, k) = (self.filled(), self.tiled.k);
-        let words = filled.words(&self.tiled.codes.read::<u8>()?, k);
+        let words = filled.words(&self.tiled.codes.read::<u8>()?, k, &(0..k), self.format.bits());
         let weight = self.tiled.load(self.format, words, &filled.runs, device)?;
         Ok(ReorderedTensor::new(weight, &filled.columns, k)?.into())
     }
@@ -246,11 +245,11 @@ impl ReorderedLayout for FilledTiles {
         1
     }
 
-    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn IrregularLayout>> {
         let part = Self::of(self.tiled.part(slice)?);
         part.map_or_else(
             || Err(Error::mismatch("part of FP8", "a format", "none")),
-            |part| Ok(Arc::new(part) as Arc<dyn ReorderedLayout>),
+            |part| Ok(Arc::new(part) as Arc<dyn IrregularLayout>),
         )
     }
 }

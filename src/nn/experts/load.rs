@@ -202,7 +202,7 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
                     Weights::Each(matrices.into_iter().map(LayerWeight::from).collect())
                 }
             },
-            Some(Weight::Reordered(stack)) => of_dense(stack.load(vb.device())?)?,
+            Some(Weight::Irregular(stack)) => of_dense(stack.load(vb.device())?)?,
             Some(Weight::Dense(stack)) => of_dense(vb.load_dense(&stack, columns.len())?)?,
             None => of_dense(vb.quantized(vb.tensor_part(&dims, "weight", &part)?, columns.len())?)?,
         };

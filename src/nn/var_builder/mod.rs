@@ -203,7 +203,7 @@ impl<'a> VarBuilder<'a> {
         let k = weight.dims().last().copied().unwrap_or(0);
         match weight {
             Weight::Packed(packed) => Ok(packed.load(self.device())?.into()),
-            Weight::Reordered(reordered) => Ok(reordered.load(self.device())?),
+            Weight::Irregular(reordered) => Ok(reordered.load(self.device())?),
             Weight::Ggml(blocks) => match self.own_format(blocks) {
                 Some(packed) => Ok(packed.load(self.device())?.into()),
                 None => Ok(blocks.load(self.device())?.into()),

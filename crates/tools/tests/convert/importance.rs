@@ -1,9 +1,9 @@
-//! Statistics of what layers are given: those of transformers, of llama.cpp's files, and what conversions make of them.
+//! Statistics of what layers are given: those of transformers, of llama.cpp's files, and what searches make of them.
 
 use super::common::{bundled, bundled_path, convert, tensors};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
+use candle_quant::format::GgmlType;
 use candle_quant::Checkpoint;
-use candle_quant_models::Model;
 use candle_quant_tools::convert::{
     self, BitAllocation, ConvertOptions, ConvertPlan, ConvertReport, Recipe, Sensitivities,
 };
@@ -19,7 +19,7 @@ fn fixtures(path: &str) -> PathBuf {
     Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(path)
 }
 
-fn family(name: &str, container: &str) -> Checkpoint {
+pub fn family(name: &str, container: &str) -> Checkpoint {
     let folder = fixtures("families").join(name).join(container);
     let gguf = folder.join("model.gguf");
     Checkpoint::open(if gguf.is_file() { gguf } else { folder }).unwrap()
@@ -38,7 +38,7 @@ fn expected(family: &str) -> BTreeMap<String, (Vec<f64>, Vec<f64>)> {
 }
 
 /// The two texts of that script.
-fn texts(family: &str) -> CalibrationText {
+pub fn texts(family: &str) -> CalibrationText {
     let path = fixtures("families").join(family).join("hf/refs.safetensors");
     let tokens = &candle_core::safetensors::load(path, &Device::Cpu).unwrap()["tokens"];
     let tokens: Vec<u32> = tokens.to_dtype(DType::U32).unwrap().to_vec1().unwrap();
@@ -275,7 +275,7 @@ fn sums_do_not_depend_on_the_number_of_threads() {
     assert_eq!(with(1), with(3));
 }
 
-fn options(format: &str) -> ConvertOptions {
+pub fn options(format: &str) -> ConvertOptions {
     ConvertOptions::mlx(Recipe::named("uniform", format.parse().unwrap()).unwrap())
 }
 
@@ -406,7 +406,8 @@ fn bits_go_where_outputs_lose_most() {
 fn blocks_are_searched_for_by_statistics() {
     let source = bundled("tiny-bf16");
     let statistics = Arc::new(collect(&source, &CalibrationText::new(&source, &stories(0..4), 512).unwrap()));
-    for format in ["q4_0", "q8_0", "q4_k", "q6_k", "mxfp4", "nvfp4"] {
+    for kind in GgmlType::ALL {
+        let format = kind.name().to_lowercase();
         let mut options = ConvertOptions::gguf(Recipe::named("uniform", format.parse().unwrap()).unwrap());
         options.search = true;
         let lost = |options: &ConvertOptions| {
@@ -429,85 +430,5 @@ fn blocks_are_searched_for_by_statistics() {
         options.feedback = Some(Arc::new(CalibrationText::new(&source, &stories(0..1), 512).unwrap()));
         let error = ConvertPlan::new(&source, &options).map(drop).unwrap_err().to_string();
         assert!(error.contains("feedback for `") && error.contains("--feedback"), "{error}");
-    }
-}
-
-/// What a model computes otherwise than it is stored is packed without feedback, and the plan says so.
-#[test]
-fn feedback_is_promised_to_layers_alone() {
-    for container in ["hf", "gguf", "mlx-affine4"] {
-        let source = family("deepseek_v3", container);
-        let mut options = options("affine:4:g32");
-        (options.feedback, options.requantize) = (Some(Arc::new(texts("deepseek_v3"))), true);
-        let plan = ConvertPlan::new(&source, &options).unwrap();
-        let of_latents = ["kv_b_proj.weight", "embed_q.weight", "unembed_out.weight"];
-        let (mut with, mut without) = (0, 0);
-        for tensor in plan.tensors().filter(|tensor| tensor.to.starts_with("affine")) {
-            let is_of_latents = of_latents.iter().any(|end| tensor.name.ends_with(end));
-            let is_fed = tensor.to.ends_with(", with feedback");
-            assert_eq!(
-                is_fed,
-                !is_of_latents && !tensor.name.ends_with("embed_tokens.weight"),
-                "{}",
-                tensor.name
-            );
-            with += usize::from(is_fed);
-            without += usize::from(is_of_latents);
-        }
-        assert!(with > 4 && without > 0, "{container}: {with}, {without}");
-        let said = format!("{without} packed weights are quantized without feedback");
-        assert!(plan.notes().iter().any(|note| note.contains(&said)), "{container}: {:?}", plan.notes());
-        let report = convert::measure(&plan, &|_| ()).unwrap();
-        for tensor in &report.tensors {
-            let planned = plan.tensors().find(|planned| planned.name == tensor.name).unwrap();
-            assert_eq!(tensor.to, planned.to);
-        }
-    }
-}
-
-/// The mean square of what logits of other stories are off.
-pub fn off(model: &Checkpoint, expected: &[Tensor], texts: &CalibrationText) -> f64 {
-    let mut model = Model::load(model, DType::F32, &Device::Cpu).unwrap();
-    let of_text = |(piece, expected): (&Vec<u32>, &Tensor)| {
-        model.clear_kv_cache();
-        let ids = Tensor::new(piece.as_slice(), &Device::Cpu).unwrap().unsqueeze(0).unwrap();
-        let off = (model.forward(&ids, 0).unwrap() - expected).unwrap();
-        f64::from(off.sqr().unwrap().mean_all().unwrap().to_scalar::<f32>().unwrap())
-    };
-    texts.pieces().iter().zip(expected).map(of_text).sum()
-}
-
-#[test]
-fn columns_make_up_for_what_others_lose() {
-    let source = bundled("tiny-bf16");
-    let texts = CalibrationText::new(&source, &stories(20..26), 512).unwrap();
-    let mut dense = Model::load(&source, DType::F32, &Device::Cpu).unwrap();
-    let expected: Vec<_> = texts
-        .pieces()
-        .iter()
-        .map(|piece| {
-            dense.clear_kv_cache();
-            dense
-                .forward(&Tensor::new(piece.as_slice(), &Device::Cpu).unwrap().unsqueeze(0).unwrap(), 0)
-                .unwrap()
-        })
-        .collect();
-    let calibration = Arc::new(CalibrationText::new(&source, &stories(0..16), 512).unwrap());
-    for (format, most) in [("3", 0.85), ("mxfp4", 0.9)] {
-        let mut options = options(format);
-        options.max_shard_size = 200_000;
-        let plain = off(&Checkpoint::open(convert(&source, &options).path()).unwrap(), &expected, &texts);
-        options.feedback = Some(calibration.clone());
-        let plan = ConvertPlan::new(&source, &options).unwrap();
-        assert!(plan.tensors().any(|tensor| tensor.to.ends_with(", with feedback")));
-        let out = convert(&source, &options);
-        let fed = off(&Checkpoint::open(out.path()).unwrap(), &expected, &texts);
-        println!("{format}: {:.3}", fed / plain);
-        assert!(fed < most * plain, "{format}: {plain}, {fed}");
-        // The same bytes from one thread, and in one file.
-        let again = tensors(out.path());
-        options.max_shard_size = ConvertOptions::MAX_SHARD_SIZE;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        assert!(pool.install(|| tensors(convert(&source, &options).path())) == again, "{format}");
     }
 }

@@ -6,6 +6,7 @@ mod common;
 mod families;
 #[path = "../../../../tests/common/families.rs"]
 mod families_of;
+mod feedback;
 mod ggml_types;
 mod gguf;
 mod hugging_face;

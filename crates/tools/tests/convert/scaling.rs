@@ -2,12 +2,13 @@
 
 use super::common::{bundled, convert};
 use super::families_of::{folders, open};
+use super::feedback::{logits_of, off};
 use super::hugging_face::{dense, distance, keep, logits, reference};
-use super::importance::{off, stories};
-use candle_core::{DType, Device, Tensor};
+use super::importance::stories;
+use candle_core::{DType, Device};
 use candle_quant::checkpoint::module_of;
 use candle_quant::Checkpoint;
-use candle_quant_models::{Config, Given, Inside, Model, ScaledInput};
+use candle_quant_models::{Config, Given, Inside, ScaledInput};
 use candle_quant_tools::convert::{
     column_scales, convert as run, ConvertOptions, ConvertPlan, Recipe, RunOptions,
 };
@@ -124,22 +125,12 @@ fn uneven() -> (tempfile::TempDir, Checkpoint) {
     (folder, Checkpoint::open(path).unwrap())
 }
 
-fn of_stories(source: &Checkpoint, texts: &CalibrationText) -> Vec<Tensor> {
-    let mut model = Model::load(source, DType::F32, &Device::Cpu).unwrap();
-    let of_piece = |piece: &Vec<u32>| {
-        model.clear_kv_cache();
-        let ids = Tensor::new(piece.as_slice(), &Device::Cpu).unwrap().unsqueeze(0).unwrap();
-        model.forward(&ids, 0).unwrap()
-    };
-    texts.pieces().iter().map(of_piece).collect()
-}
-
 /// Where columns are given very different numbers, it saves a lot, by itself and with the others.
 #[test]
 fn scaled_models_lose_less() {
     let (_folder, source) = uneven();
     let texts = CalibrationText::new(&source, &stories(20..24), 512).unwrap();
-    let expected = of_stories(&source, &texts);
+    let expected = logits_of(&source, &texts);
     let calibration = Arc::new(CalibrationText::new(&source, &stories(0..8), 512).unwrap());
     for (format, search, feedback, most) in [
         ("3", false, false, 0.5),

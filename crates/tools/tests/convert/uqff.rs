@@ -9,15 +9,15 @@ use serde_json::{json, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn fixture(path: &str) -> PathBuf {
+pub fn fixture(path: &str) -> PathBuf {
     PathBuf::from(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(path)
 }
 
-fn open(path: &str) -> Checkpoint {
+pub fn open(path: &str) -> Checkpoint {
     Checkpoint::open(fixture(path)).unwrap()
 }
 
-fn uqff(format: &str) -> ConvertOptions {
+pub fn uqff(format: &str) -> ConvertOptions {
     ConvertOptions::uqff(Target::Uqff.usual_recipe(format.parse().unwrap()))
 }
 

@@ -215,7 +215,7 @@ impl<'a> Planner<'a> {
             let beside = obstacle.filter(|_| target == Target::HuggingFace);
             let not_linear = match weight {
                 Weight::Packed(_) => beside.or_else(|| self.not_linear(source)),
-                Weight::Ggml(_) | Weight::Reordered(_) => beside,
+                Weight::Ggml(_) | Weight::Irregular(_) => beside,
                 Weight::Dense(_) | _ => None,
             };
             if let (true, Some(reason)) = (stays, not_linear) {

@@ -1,6 +1,6 @@
 //! Quantized weights whose columns do not lie in the order of their groups, or whose groups run across rows.
 
-use super::layout::ReorderedLayout;
+use super::layout::IrregularLayout;
 use super::slice::Slice;
 use crate::checkpoint::file::of_tensor;
 use crate::tensor::LayerWeight;
@@ -12,17 +12,17 @@ use std::sync::Arc;
 /// A quantized matrix whose columns do not lie in the order of their groups, are filled up to whole groups, or whose groups run
 /// across rows, checked but not read. Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct ReorderedWeight {
+pub struct IrregularWeight {
     name: String,
     dims: Vec<usize>,
-    layout: Arc<dyn ReorderedLayout>,
+    layout: Arc<dyn IrregularLayout>,
 }
 
-impl ReorderedWeight {
+impl IrregularWeight {
     pub(in crate::checkpoint) fn new(
         name: &str,
         dims: Vec<usize>,
-        layout: impl ReorderedLayout + 'static,
+        layout: impl IrregularLayout + 'static,
     ) -> Self {
         Self { name: name.to_owned(), dims, layout: Arc::new(layout) }
     }
