@@ -80,7 +80,7 @@ impl Fp4 {
 impl Layout for Fp4Blocks {
     fn mlx_form(&self) -> Result<MlxForm> {
         Ok(match self.global_scale {
-            Some(_) => MlxForm::MULTIPLIED,
+            Some(_) => MlxForm::Multiplied,
             None => MlxForm::Rearranged(DType::U8),
         })
     }

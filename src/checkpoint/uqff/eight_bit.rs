@@ -103,7 +103,7 @@ struct PerTensorFp8 {
 
 impl Layout for PerTensorFp8 {
     fn mlx_form(&self) -> Result<MlxForm> {
-        Ok(MlxForm::MULTIPLIED)
+        Ok(MlxForm::Multiplied)
     }
 
     fn size_in_bytes(&self) -> usize {

@@ -109,7 +109,10 @@ impl Layout for SliceInMemory<dyn Layout> {
     fn mlx_form(&self) -> Result<MlxForm> {
         Ok(match self.whole.mlx_form()? {
             MlxForm::Stored(_) => MlxForm::Impossible(" of which only a part is meant"),
-            form @ (MlxForm::Rearranged(_) | MlxForm::WithoutBiases(_) | MlxForm::Impossible(_)) => form,
+            form @ (MlxForm::Rearranged(_)
+            | MlxForm::WithoutBiases(_)
+            | MlxForm::Multiplied
+            | MlxForm::Impossible(_)) => form,
         })
     }
 

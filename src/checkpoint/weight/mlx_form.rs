@@ -16,13 +16,14 @@ pub enum MlxForm {
     /// Nothing, since biases that MLX needs would be rounded. Loading brings codes and scales into MLX's order, and the scales
     /// have this dtype.
     WithoutBiases(DType),
+    /// Nothing, since a number multiplies all scales, and it is not MLX's global scale. Loading brings codes and scales into MLX's
+    /// order.
+    Multiplied,
     /// Nothing, for this reason, which follows the name of its format.
     Impossible(&'static str),
 }
 
 impl MlxForm {
-    /// All scales are multiplied by a number, and it is not MLX's global scale.
-    pub(in crate::checkpoint) const MULTIPLIED: Self = Self::Impossible(" with a multiplier of its scales");
     /// Biases would not be what they stand for.
     pub(in crate::checkpoint) const ROUNDED: Self =
         Self::Impossible(" with scales whose products with codes are rounded");

@@ -82,7 +82,7 @@ impl Layout for Parts {
             return MlxForm::of_symmetric(&self.scales, bits);
         }
         if self.global_scale.as_ref().is_some_and(|scale| scale.meaning != GlobalScaleMeaning::Absmax) {
-            return Ok(MlxForm::MULTIPLIED);
+            return Ok(MlxForm::Multiplied);
         }
         if let Some(parts) = self.of_mlx()? {
             return Ok(MlxForm::Stored(parts));

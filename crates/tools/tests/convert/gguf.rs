@@ -298,6 +298,31 @@ fn small_floats_keep_their_codes() {
     }
 }
 
+/// What multiplies all scales of a weight is a tensor beside its blocks, one number or one for each expert.
+#[test]
+fn global_scales_of_nvfp4_lie_beside_the_blocks() {
+    for (folder, multiplied) in [
+        ("mlx/qwen3-nvfp4", "blk.0.attn_q.scale"),
+        ("mlx/qwen3moe-nvfp4-global_scale", "blk.0.ffn_down_exps.scale"),
+        ("hf/modelopt-nvfp4", "blk.0.attn_q.scale"),
+        ("hf/ct-nvfp4", "blk.0.attn_q.scale"),
+    ] {
+        let source = Checkpoint::open(fixtures(folder)).unwrap();
+        let text = "format = \"keep\"\n[[rule]]\nrole = \"router\"\nformat = \"f32\"";
+        let mut options = ConvertOptions::gguf(Recipe::from_toml("a recipe", text).unwrap());
+        options.requantize = true;
+        let out = convert(&source, &options);
+        let bytes = fs::read(out.path().join("model.gguf")).unwrap();
+        let has = bytes.windows(multiplied.len()).any(|window| window == multiplied.as_bytes());
+        assert_eq!(has, folder != "mlx/qwen3-nvfp4", "{folder}");
+        let file = Checkpoint::open(out.path()).unwrap();
+        let tokens = Tensor::new(&[[1u32, 50, 3, 61, 28]], &Device::Cpu).unwrap();
+        // A router of 8 bits is dequantized.
+        let far = far(&logits(&file, &tokens), &logits(&source, &tokens));
+        assert!(far < 1e-5, "{folder}: {far}");
+    }
+}
+
 #[test]
 fn what_gguf_has_no_type_for_is_refused_with_a_way_on() {
     let refused = |source: &Checkpoint, options: &ConvertOptions| {

@@ -90,7 +90,7 @@ pub(in crate::convert) enum Work {
     /// Numbers are rounded to a dtype and packed.
     Pack(Vec<SourcePart>, Packing),
     /// Codes are brought into another layout, or into a format that holds them exactly; of several weights the rows are in turn.
-    Repack(Vec<PackedWeight>, QuantFormat),
+    Repack(Vec<PackedWeight>, QuantFormat, Encoding),
     /// Blocks of a type of GGML are copied, row by row.
     Blocks(GgmlWeight),
 }
@@ -116,7 +116,7 @@ pub(in crate::convert) struct Packing {
 pub(in crate::convert) enum Encoding {
     /// Codes, scales and biases are a tensor each.
     Parts,
-    /// Rows are blocks of a type of GGML.
+    /// Rows are blocks of a type of GGML. Of weights with a multiplier of their scales, it is a tensor of its own.
     Blocks(GgmlType),
     /// A type of which a matrix is made as a whole.
     Whole(UqffType),
@@ -193,7 +193,7 @@ impl Job {
             Work::Copy(_, format) => *format,
             Work::Cast(..) => None,
             Work::Pack(_, packing) => Some(packing.format),
-            Work::Repack(_, format) => Some(*format),
+            Work::Repack(_, format, _) => Some(*format),
             Work::Blocks(weight) => weight.packed().map(|packed| packed.format()),
         }
     }
@@ -262,7 +262,7 @@ impl Job {
                 elements.saturating_mul(16).saturating_add(parts).max(1)
             }
             Work::Cast(parts, _) | Work::Pack(parts, ..) => parts.iter().map(whole).max().unwrap_or(0),
-            Work::Repack(weights, _) => {
+            Work::Repack(weights, ..) => {
                 // Once read and once loaded, and once more if they are put together; then a matrix as numbers and as bytes.
                 let whole = weights
                     .iter()

@@ -24,6 +24,9 @@ const WITH_FEEDBACK: &str = ", with feedback";
 /// Why symmetric codes do not become those of a format with biases.
 const ROUNDED: &str = " with scales whose products with codes are rounded";
 
+/// Why weights whose scales are multiplied stay no weights of MLX.
+const MULTIPLIED: &str = " with a multiplier of its scales";
+
 /// The dtype of numbers in the source.
 pub(super) fn stored_dtype(source: &SourceTensor) -> Option<DType> {
     Some(source.parts.first()?.dense()?.dtype())
@@ -152,21 +155,32 @@ impl Job {
             return Err(impossible(""));
         };
         if let (Some(blocks), Target::Gguf) = (kind.blocks(packed.format()), target) {
-            // Scales are F16, or bytes without a number that multiplies them.
-            let fits = match packed.mlx_form()? {
-                MlxForm::Rearranged(dtype) | MlxForm::WithoutBiases(dtype) => {
-                    dtype == DType::F16 || blocks.format().scale().is_byte()
+            // Scales are F16, or bytes, which a number beside the blocks may multiply.
+            let (fits, is_multiplied) = match (packed.mlx_form()?, blocks.format().scale().is_byte()) {
+                (MlxForm::Rearranged(_) | MlxForm::WithoutBiases(_), true) => (true, false),
+                (MlxForm::Rearranged(dtype) | MlxForm::WithoutBiases(dtype), false) => {
+                    (dtype == DType::F16, false)
                 }
-                MlxForm::Stored(parts) => {
-                    blocks.format().scale().is_byte() && parts.iter().all(|(part, _)| *part != "global_scale")
+                (MlxForm::Stored(parts), true) => {
+                    (true, parts.iter().any(|(part, _)| *part == "global_scale"))
                 }
-                MlxForm::Impossible(_) | _ => false,
+                (MlxForm::Multiplied, true) => (true, true),
+                (MlxForm::Stored(_) | MlxForm::Impossible(_) | _, _) => (false, false),
             };
             if !fits || packed.format().scale() == Scale::SuperBlock {
-                return Err(impossible(" with scales that are no F16 numbers, or are multiplied"));
+                return Err(impossible(" with scales that are no F16 numbers"));
             }
-            let outputs = kind.packed(&source.name, &source.dims, packed.format(), Dtype::U8)?;
-            let work = Work::Repack(vec![packed.clone()], packed.format());
+            let mut outputs = kind.packed(&source.name, &source.dims, packed.format(), Dtype::U8)?;
+            if is_multiplied {
+                let matrices = match source.dims.as_slice() {
+                    [matrices, _, _] => *matrices,
+                    _ => 1,
+                };
+                let name = tensor_of(module_of(&source.name).unwrap_or(&source.name), "scale");
+                outputs.push(OutputTensor::new(name, Dtype::F32, vec![matrices])?);
+            }
+            let encoding = Encoding::Blocks(blocks);
+            let work = Work::Repack(vec![packed.clone()], packed.format(), encoding);
             let mut job = Self::new(source, blocks.name().to_lowercase(), work, outputs);
             job.planned.role = role;
             job.planned.rule = PACKED_ALREADY.into();
@@ -203,8 +217,9 @@ impl Job {
             }
             MlxForm::WithoutBiases(_) if kind.has_biases() => return Err(impossible(ROUNDED)),
             MlxForm::Rearranged(scales) | MlxForm::WithoutBiases(scales) => {
-                (Work::Repack(vec![packed.clone()], format), outputs(file_dtype(scales)?)?)
+                (Work::Repack(vec![packed.clone()], format, Encoding::Parts), outputs(file_dtype(scales)?)?)
             }
+            MlxForm::Multiplied => return Err(impossible(MULTIPLIED)),
             MlxForm::Impossible(why) => return Err(impossible(why)),
             _ => return Err(impossible("")),
         };
@@ -245,7 +260,9 @@ impl Job {
         }
         target.check(&source.name, PACKED_ALREADY, format)?;
         let outputs = target.kind().packed(&source.name, &source.dims, format, Dtype::U8)?;
-        let mut job = Self::new(source, format.to_string(), Work::Repack(weights, format), outputs);
+        let encoding = target.kind().blocks(format).map_or(Encoding::Parts, Encoding::Blocks);
+        let work = Work::Repack(weights, format, encoding);
+        let mut job = Self::new(source, format.to_string(), work, outputs);
         job.planned.role = role;
         job.planned.rule = PACKED_ALREADY.into();
         Ok(Some(job))
@@ -262,13 +279,13 @@ impl Job {
     ) -> Result<Option<Self>> {
         if packed.format() != QuantFormat::MXFP4
             || spec != Spec::Packed(WIDE_MXFP4)
-            || matches!(packed.mlx_form()?, MlxForm::Impossible(_))
+            || matches!(packed.mlx_form()?, MlxForm::Multiplied | MlxForm::Impossible(_))
         {
             return Ok(None);
         }
         target.check(&source.name, rule, WIDE_MXFP4)?;
         let outputs = target.kind().packed(&source.name, packed.dims(), WIDE_MXFP4, file_dtype(scales)?)?;
-        let work = Work::Repack(vec![packed.clone()], WIDE_MXFP4);
+        let work = Work::Repack(vec![packed.clone()], WIDE_MXFP4, Encoding::Parts);
         let mut job = Self::new(source, WIDE_MXFP4.to_string(), work, outputs);
         job.spec = spec;
         job.planned.role = role;

@@ -67,12 +67,9 @@ pub(super) fn repack_blocks(
     kind: GgmlType,
     mut write: impl FnMut(usize, Vec<Vec<u8>>) -> Result<()>,
 ) -> Result<()> {
-    if weight.global_scale().is_some() || weight.biases().is_some() {
+    if weight.biases().is_some() {
         return Err(Error::Unsupported {
-            what: format!(
-                "`{name}` with biases, or a multiplier of its scales, in blocks of {}",
-                kind.name()
-            ),
+            what: format!("`{name}` with biases in blocks of {}", kind.name()),
             remedy: "requantize or dequantize it".into(),
         });
     }
@@ -90,6 +87,27 @@ pub(super) fn repack_blocks(
         }
         _ => write(0, bytes(weight)?),
     }
+}
+
+/// The bytes of the numbers that multiply a weight's scales, as many as `output` has: one, or one for each matrix.
+pub(super) fn multipliers(name: &str, weight: &QuantTensor, output: &OutputTensor) -> Result<Vec<u8>> {
+    let matrices = output.dims.iter().product::<usize>();
+    let numbers = match weight.global_scale() {
+        Some(scale) => scale.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?,
+        None => vec![1.],
+    };
+    let all = match numbers.as_slice() {
+        [one] => vec![*one; matrices],
+        each if each.len() == matrices => numbers,
+        other => {
+            return Err(Error::mismatch(
+                format!("multipliers of the scales of `{name}`"),
+                format!("one, or one for each of {matrices} matrices; requantize or dequantize it"),
+                other.len().to_string(),
+            ))
+        }
+    };
+    Ok(all.iter().flat_map(|number| number.to_le_bytes()).collect())
 }
 
 /// Weights of one shape as one whose rows are those of all in turn.

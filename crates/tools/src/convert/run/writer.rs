@@ -5,7 +5,7 @@ use super::ahead::Ahead;
 use super::block::{self, Block, Importance};
 use super::event::ConvertEvent;
 use super::quality::{Quality, Sums};
-use super::repack::{in_turn, repack, repack_blocks};
+use super::repack::{in_turn, multipliers, repack, repack_blocks};
 use super::shard_file::ShardFile;
 use super::source_digest::{of_all, SourceHasher};
 use crate::chunks::Chunks;
@@ -13,7 +13,7 @@ use crate::convert::output::{Encoding, HeadOrder, Job, OutputFile, Packing, Sour
 use crate::importance::Feedback;
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{DenseTensor, GgmlWeight};
-use candle_quant::format::{ErrorFeedback, GgmlType, NVFP4_MAX};
+use candle_quant::format::{ErrorFeedback, NVFP4_MAX};
 use candle_quant::{Error, QuantFormat, Result};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -113,7 +113,7 @@ impl Writer<'_> {
         for job in jobs.iter().filter(|job| self.is_whole(job)) {
             let mut hasher = SourceHasher::new(true);
             match &job.work {
-                Work::Repack(weights, _) => {
+                Work::Repack(weights, ..) => {
                     weights.iter().try_for_each(|packed| hasher.packed(&packed.load(&Device::Cpu)?))?;
                 }
                 Work::Cast(parts, _) | Work::Pack(parts, ..) => {
@@ -247,7 +247,7 @@ impl Writer<'_> {
     ) -> Result<Sums> {
         let mut sums = Sums::default();
         match &job.work {
-            Work::Repack(weights, format) => {
+            Work::Repack(weights, format, encoding) => {
                 let mut loaded = Vec::new();
                 for packed in weights {
                     let weight = packed.load(&Device::Cpu)?;
@@ -257,10 +257,16 @@ impl Writer<'_> {
                 let weight = in_turn(&job.planned.name, loaded)?;
                 let write = |row, bytes: Vec<_>| write_rows(job, row, &bytes, file);
                 let name = weights.first().map_or(job.planned.name.as_str(), |weight| weight.name());
-                let is_one = job.outputs.iter().filter(|output| output.value.is_none()).count() == 1;
-                match GgmlType::of(*format).filter(|_| is_one) {
-                    Some(kind) => repack_blocks(name, &weight, kind, write)?,
-                    None => repack(name, weight, *format, &job.outputs, write)?,
+                match encoding {
+                    Encoding::Blocks(kind) => {
+                        repack_blocks(name, &weight, *kind, write)?;
+                        if let Some(output) = job.outputs.get(1) {
+                            file.write(output.offset, &multipliers(name, &weight, output)?)?;
+                        }
+                    }
+                    Encoding::Parts | Encoding::Whole(_) => {
+                        repack(name, weight, *format, &job.outputs, write)?;
+                    }
                 }
                 self.advance(job, job.planned.source_bytes);
             }

@@ -139,8 +139,11 @@ fn rename(job: &mut Job, model: &GgufModel, source: &Checkpoint) -> Result<()> {
             remedy: "convert to another kind".into(),
         });
     };
-    for output in &mut job.outputs {
-        output.name.clone_from(&written);
+    // What multiplies the scales of blocks is a tensor beside them.
+    let module = written.strip_suffix(".weight").unwrap_or(&written);
+    let names = [written.clone(), format!("{module}.scale")];
+    for (output, name) in job.outputs.iter_mut().zip(names) {
+        output.name = name;
     }
     let Some(heads) = model.paired_heads(&name) else { return Ok(()) };
     let rows = job.planned.shape.first().copied().unwrap_or(0);
@@ -163,7 +166,13 @@ fn rename(job: &mut Job, model: &GgufModel, source: &Checkpoint) -> Result<()> {
     Ok(())
 }
 
-/// The number of a tensor's type, if files have it.
+/// The numbers of the types of a job's tensors, if files have them.
+fn types_of(job: &Job) -> impl Iterator<Item = Option<u32>> + '_ {
+    let beside = job.outputs.iter().skip(1).map(|output| dense_type(output.dtype));
+    std::iter::once(type_of(job)).chain(beside)
+}
+
+/// The number of the type of a weight, if files have it.
 fn type_of(job: &Job) -> Option<u32> {
     match &job.work {
         Work::Blocks(weight) => weight.type_in_gguf().map(|(_, id)| id),
@@ -228,19 +237,15 @@ fn file(
 ) -> Result<OutputFile> {
     let mut header = b"GGUF".to_vec();
     header.extend(3u32.to_le_bytes());
-    header.extend((jobs.len() as u64 + others.len() as u64).to_le_bytes());
+    let of_jobs = jobs.iter().map(|job| job.outputs.len()).sum::<usize>();
+    header.extend((of_jobs as u64 + others.len() as u64).to_le_bytes());
     header.extend((values.len() as u64).to_le_bytes());
     for (key, value) in values {
         GgufValue::append_text(key, &mut header);
         value.append(&mut header);
     }
-    let types = jobs
-        .iter()
-        .map(type_of)
-        .collect::<Vec<_>>()
-        .into_iter()
-        .chain(others.iter().map(|other| dense_type(other.dtype)));
-    let types: Vec<_> = types.collect();
+    let of_others = others.iter().map(|other| dense_type(other.dtype));
+    let types: Vec<_> = jobs.iter().flat_map(types_of).chain(of_others).collect();
     let of_jobs = jobs.iter_mut().flat_map(|job| &mut job.outputs);
     let mut end = 0u64;
     let mut outputs: Vec<_> = of_jobs.chain(&mut others).collect();
