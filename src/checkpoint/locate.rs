@@ -63,7 +63,7 @@ pub(super) fn find(path: &Path, options: impl FnOnce() -> HubOptions, opening: &
 
 /// Whether a text ends as the names of files do that are opened, and those of repositories don't.
 fn is_file_name(text: &str) -> bool {
-    [".safetensors", ".gguf", ".uqff"].iter().any(|end| text.ends_with(end))
+    [".safetensors", ".gguf", ".uqff", ".slm"].iter().any(|end| text.ends_with(end))
 }
 
 /// What may have been meant by a name without its first part.

@@ -94,7 +94,7 @@ impl Checkpoint {
     ///
     /// | path | checkpoint |
     /// |---|---|
-    /// | directory | `.uqff` shards; one GGUF model; the safetensors that `model.safetensors.index.json` lists, or else every `model*.safetensors` |
+    /// | directory | `.uqff` shards; one GGUF model; one `.slm` file; the safetensors that `model.safetensors.index.json` lists, or else every `model*.safetensors` |
     /// | `.safetensors` | that file, with the `config.json` beside it, if there is one |
     /// | `.uqff`, or its name without `-0.uqff` | that file and the shards that belong to it |
     /// | `.gguf` | that file; of a model in parts, any of them |

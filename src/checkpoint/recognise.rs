@@ -26,10 +26,13 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
         return Ok(opened);
     }
     let (dir, tensors) = if metadata.is_dir() {
-        match gguf::in_directory(path)? {
-            Some(file) => return gguf::open(&file, opening),
-            None => (path, file::open_directory(path, opening)?),
+        if let Some(file) = only_model(path, "GGUF", gguf::is_model)? {
+            return gguf::open(&file, opening);
         }
+        if let Some(file) = only_model(path, "SLM1", |name| name.ends_with(".slm"))? {
+            return slm1::open_default(&file, opening);
+        }
+        (path, file::open_directory(path, opening)?)
     } else {
         if begins_with(path, gguf::MAGIC)? {
             return gguf::open(path, opening);
@@ -84,6 +87,36 @@ fn open_tensors(
     match hf::find_method(&config, &sidecars, opening)? {
         Some(method) => hf::open(tensors, method, sidecars, config, &opening.warnings),
         None => mlx::open(tensors, sidecars, config, &opening.warnings),
+    }
+}
+
+/// The one file in a directory that is a model by its name; `None` if there is none, or if there are safetensors, which then are
+/// the model.
+///
+/// # Errors
+/// If there are several.
+fn only_model(dir: &Path, kind: &str, is_model: impl Fn(&str) -> bool) -> Result<Option<PathBuf>> {
+    let failed = |error| Error::Io { path: dir.to_owned(), error };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+        if name.ends_with(".safetensors") {
+            return Ok(None);
+        }
+        if is_model(name) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    match files.as_slice() {
+        [] => Ok(None),
+        [file] => Ok(Some(file.clone())),
+        [first, second, ..] => Err(Error::file(
+            dir,
+            format!("{} {kind} models, {} and {} among them", files.len(), first.display(), second.display()),
+            "give the path of one of the files",
+        )),
     }
 }
 

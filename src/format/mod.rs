@@ -47,6 +47,7 @@ mod nf4;
 mod numeric;
 mod nvfp4;
 mod rows;
+mod slm1_types;
 mod small_floats;
 mod uqff_types;
 
@@ -64,6 +65,7 @@ pub use numeric::Real;
 pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
 pub use rows::{dequantize_row, GroupScales, QuantizedRows, Quantizer};
 use rows::{GroupScalesMut, RowMut};
+pub use slm1_types::Slm1Type;
 pub(crate) use small_floats::E2M1;
 pub use uqff_types::{UqffNumbers, UqffType};
 

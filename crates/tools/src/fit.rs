@@ -84,6 +84,7 @@ pub fn fits(
             Target::Ollama => ConvertOptions::ollama(recipe, "model")?,
             Target::HuggingFace => ConvertOptions::hugging_face(recipe),
             Target::Gguf => ConvertOptions::gguf(recipe),
+            Target::Slm1 => ConvertOptions::slm1(recipe),
             Target::Dense => ConvertOptions::dense(),
         };
         let conversion = ConvertPlan::new(source, &options)?;

@@ -29,7 +29,7 @@ pub use value::GgufValue;
 
 pub(super) use header::MAGIC;
 pub use names::module_of_gguf;
-pub(super) use split::in_directory;
+pub(super) use split::is_model;
 
 use super::chat::StoredChatTemplates;
 use super::container::{check_in_features, Container, Opened};

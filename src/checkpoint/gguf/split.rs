@@ -7,9 +7,9 @@ use crate::checkpoint::file::{open_file, DataFile, Opening};
 use crate::checkpoint::weight::Kind;
 use crate::{Error, Result};
 use safetensors::Dtype;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// More numbers than any head has elements.
@@ -114,34 +114,9 @@ fn read_numbers(path: &Path, entry: &TensorEntry, file: &mut File) -> Result<Vec
     Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
 }
 
-/// The one model in a directory: the only `.gguf` file, or the first part of the only model that is split.
-/// `None` if there is none, or if there are safetensors, which then are the model.
-///
-/// # Errors
-/// If there are several.
-pub(in crate::checkpoint) fn in_directory(dir: &Path) -> Result<Option<PathBuf>> {
-    let failed = |error| Error::Io { path: dir.to_owned(), error };
-    let mut files = Vec::new();
-    for entry in fs::read_dir(dir).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
-        let later_part = name.contains("-of-") && !name.contains("-00001-of-");
-        if name.ends_with(".safetensors") {
-            return Ok(None);
-        }
-        // Projectors of images belong to another model.
-        if name.ends_with(".gguf") && !name.starts_with("mmproj") && !later_part {
-            files.push(path);
-        }
-    }
-    files.sort();
-    match files.as_slice() {
-        [] => Ok(None),
-        [file] => Ok(Some(file.clone())),
-        [first, second, ..] => Err(Error::file(
-            dir,
-            format!("{} GGUF models, {} and {} among them", files.len(), first.display(), second.display()),
-            "give the path of one of the files",
-        )),
-    }
+/// Whether a file of this name is a model, or the first part of one that is split.
+pub(in crate::checkpoint) fn is_model(name: &str) -> bool {
+    let later_part = name.contains("-of-") && !name.contains("-00001-of-");
+    // Projectors of images belong to another model.
+    name.ends_with(".gguf") && !name.starts_with("mmproj") && !later_part
 }

@@ -1,17 +1,21 @@
 //! The tensors that a model of this format has: names, which files hold as hashes only, and shapes.
 
-use super::header::Header;
+use super::model::Slm1Model;
 use std::collections::BTreeMap;
 
-/// A tensor of the model.
-pub(super) struct Known {
-    /// The name in the format.
+/// A tensor of a model in SLM1 files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Slm1Tensor {
+    /// The name in the format, which files hold as a hash.
     pub name: String,
     /// The name that models ask for.
     pub model_name: String,
+    /// The shape.
     pub dims: Vec<usize>,
     /// Heads whose rows are in the order of adjacent pairs.
     pub heads: Option<usize>,
+    /// Whether there is no model without it.
     pub required: bool,
 }
 
@@ -22,43 +26,50 @@ pub(super) fn hash(name: &str) -> u64 {
     name.bytes().fold(BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
 }
 
-/// All tensors that `header` calls for, by the hashes of their names.
-pub(super) fn tensors(header: &Header) -> BTreeMap<u64, Known> {
-    let mut known = BTreeMap::new();
-    if !header.is_decoder {
-        return known;
-    }
-    let size = |number: u32| number as usize;
-    let (hidden, ffn, vocab) = (size(header.hidden_size), size(header.ffn_size), size(header.vocab_size));
-    // `head_count` times `head_dim` fits 32 bits.
-    let q = size(header.head_count) * size(header.head_dim);
-    let kv = size(header.kv_head_count) * size(header.head_dim);
-    let mut add = |name: String, model_name: String, dims: &[usize], heads: Option<u32>, required: bool| {
-        let heads = heads.map(size);
-        known.insert(hash(&name), Known { name, model_name, dims: dims.to_vec(), heads, required });
-    };
-    let embedding = [vocab, hidden];
-    add("tok_embeddings.weight".into(), "model.embed_tokens.weight".into(), &embedding, None, true);
-    add("norm.weight".into(), "model.norm.weight".into(), &[hidden], None, true);
-    add("output.weight".into(), "lm_head.weight".into(), &embedding, None, !header.tied);
-    for layer in 0..header.layer_count {
-        for (name, model_name, dims, heads) in [
-            ("attn_norm", "input_layernorm", &[hidden][..], None),
-            ("ffn_norm", "post_attention_layernorm", &[hidden], None),
-            ("wq", "self_attn.q_proj", &[q, hidden], Some(header.head_count)),
-            ("wk", "self_attn.k_proj", &[kv, hidden], Some(header.kv_head_count)),
-            ("wv", "self_attn.v_proj", &[kv, hidden], None),
-            ("wo", "self_attn.o_proj", &[hidden, q], None),
-            // Which of w1 and w3 is the gate is not published; it is w1 in all models that use these names.
-            ("w1", "mlp.gate_proj", &[ffn, hidden], None),
-            ("w3", "mlp.up_proj", &[ffn, hidden], None),
-            ("w2", "mlp.down_proj", &[hidden, ffn], None),
-        ] {
-            let name = format!("layers.{layer}.{name}.weight");
-            add(name, format!("model.layers.{layer}.{model_name}.weight"), dims, heads, true);
+/// All tensors of a model, by the hashes of their names.
+pub(super) fn tensors(model: &Slm1Model) -> BTreeMap<u64, Slm1Tensor> {
+    model.tensors().into_iter().map(|known| (hash(&known.name), known)).collect()
+}
+
+impl Slm1Model {
+    /// The tensors that files of this model have, in the order in which they are published.
+    pub fn tensors(&self) -> Vec<Slm1Tensor> {
+        let size = |number: u32| number as usize;
+        let (hidden, ffn, vocab) = (size(self.hidden_size), size(self.ffn_size), size(self.vocab_size));
+        let q = size(self.head_count).saturating_mul(size(self.head_dim));
+        let kv = size(self.kv_head_count).saturating_mul(size(self.head_dim));
+        let tensor =
+            |name: String, model_name: String, dims: &[usize], heads: Option<u32>, required: bool| {
+                Slm1Tensor { name, model_name, dims: dims.to_vec(), heads: heads.map(size), required }
+            };
+        let of_all = |name: &str, model_name: &str, dims: &[usize], required: bool| {
+            tensor(format!("{name}.weight"), format!("{model_name}.weight"), dims, None, required)
+        };
+        let mut tensors = vec![
+            of_all("tok_embeddings", "model.embed_tokens", &[vocab, hidden], true),
+            of_all("norm", "model.norm", &[hidden], true),
+            of_all("output", "lm_head", &[vocab, hidden], !self.is_tied),
+        ];
+        for layer in 0..self.layer_count {
+            for (name, model_name, dims, heads) in [
+                ("attn_norm", "input_layernorm", &[hidden][..], None),
+                ("ffn_norm", "post_attention_layernorm", &[hidden], None),
+                ("wq", "self_attn.q_proj", &[q, hidden], Some(self.head_count)),
+                ("wk", "self_attn.k_proj", &[kv, hidden], Some(self.kv_head_count)),
+                ("wv", "self_attn.v_proj", &[kv, hidden], None),
+                ("wo", "self_attn.o_proj", &[hidden, q], None),
+                // Which of w1 and w3 is the gate is not published; it is w1 in all models that use these names.
+                ("w1", "mlp.gate_proj", &[ffn, hidden], None),
+                ("w2", "mlp.down_proj", &[hidden, ffn], None),
+                ("w3", "mlp.up_proj", &[ffn, hidden], None),
+            ] {
+                let name = format!("layers.{layer}.{name}.weight");
+                let model_name = format!("model.layers.{layer}.{model_name}.weight");
+                tensors.push(tensor(name, model_name, dims, heads, true));
+            }
         }
+        tensors
     }
-    known
 }
 
 #[cfg(test)]

@@ -6,6 +6,11 @@ use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+/// The numbers of the types: F32, signed bytes, signed nibbles.
+pub(super) const F32: u32 = 1;
+pub(super) const Q8_0: u32 = 2;
+pub(super) const Q4_0: u32 = 3;
+
 /// How a tensor's numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
@@ -70,7 +75,7 @@ impl Parser<'_> {
 
     fn entry(&self) -> Result<DirectoryEntry> {
         let (dtype, block) = (self.u32(8), self.u32(56));
-        if !matches!(dtype, 1..=3) {
+        if !matches!(dtype, F32 | Q8_0 | Q4_0) {
             return Err(self.wrong("dtype 1 (f32), 2 (q8_0) or 3 (q4_0)", format!("dtype {dtype}")));
         }
         let (dims, elements) = self.dims()?;
@@ -78,8 +83,8 @@ impl Parser<'_> {
         let rows = elements / cols.max(1);
         let too_large = || self.wrong("a size that fits 64 bits", format!("{dims:?}"));
         let (encoding, bytes, scales) = match dtype {
-            1 => (Encoding::F32, elements.checked_mul(4).ok_or_else(too_large)?, 0),
-            2 => {
+            F32 => (Encoding::F32, elements.checked_mul(4).ok_or_else(too_large)?, 0),
+            Q8_0 => {
                 if u64::from(block) != cols {
                     return Err(self.wrong(format!("blocks of whole rows, {cols}"), block.to_string()));
                 }

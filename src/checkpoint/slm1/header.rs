@@ -1,5 +1,6 @@
 //! The fixed header of an SLM1 file.
 
+use super::model::{Slm1Model, DECODER, TIED};
 use super::source::Source;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -15,10 +16,6 @@ pub(super) const CHECKSUM: Range<usize> = 100..108;
 /// Payloads, and what else the writer aligns, begin at multiples of this.
 pub(super) const ALIGNMENT: u64 = 64;
 
-/// The only model type with known tensors: a decoder of the llama family.
-const DECODER: u32 = 1;
-const TIED: u32 = 1;
-
 /// Byte tokenizers have 256 bytes and four special tokens; nothing has less.
 const LEAST_VOCAB: u32 = 260;
 
@@ -27,17 +24,7 @@ const LEAST_VOCAB: u32 = 260;
 pub(super) struct Header {
     /// Whether the tensors have names and shapes that are known.
     pub is_decoder: bool,
-    pub tied: bool,
-    pub vocab_size: u32,
-    pub hidden_size: u32,
-    pub layer_count: u32,
-    pub head_count: u32,
-    pub kv_head_count: u32,
-    pub head_dim: u32,
-    pub ffn_size: u32,
-    pub max_context: u32,
-    pub rope_theta: f32,
-    pub rms_norm_epsilon: f32,
+    pub model: Slm1Model,
     pub length: u64,
     pub tokenizer: Range<u64>,
     pub directory: Range<u64>,
@@ -93,17 +80,19 @@ impl Header {
         let tensor_count = u32_at(88);
         let header = Self {
             is_decoder: model_type == DECODER,
-            tied: flags & TIED != 0,
-            vocab_size: u32_at(20),
-            hidden_size: u32_at(28),
-            layer_count: u32_at(32),
-            head_count: u32_at(36),
-            kv_head_count: u32_at(40),
-            head_dim: u32_at(44),
-            ffn_size: u32_at(48),
-            max_context: u32_at(52),
-            rope_theta: f32::from_bits(u32_at(56)),
-            rms_norm_epsilon: f32::from_bits(u32_at(60)),
+            model: Slm1Model {
+                is_tied: flags & TIED != 0,
+                vocab_size: u32_at(20),
+                hidden_size: u32_at(28),
+                layer_count: u32_at(32),
+                head_count: u32_at(36),
+                kv_head_count: u32_at(40),
+                head_dim: u32_at(44),
+                ffn_size: u32_at(48),
+                max_context: u32_at(52),
+                rope_theta: f32::from_bits(u32_at(56)),
+                rms_norm_epsilon: f32::from_bits(u32_at(60)),
+            },
             length,
             tokenizer: section("tokenizer", u64_at(64), u64_at(72))?,
             directory: section("tensor directory", u64_at(80), u64::from(tensor_count) * ENTRY_BYTES)?,
@@ -116,20 +105,21 @@ impl Header {
     }
 
     fn check(&self, source: &Source) -> Result<()> {
+        let model = &self.model;
         let sizes = [
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("layer_count", self.layer_count),
-            ("head_count", self.head_count),
-            ("kv_head_count", self.kv_head_count),
-            ("head_dim", self.head_dim),
-            ("ffn_size", self.ffn_size),
-            ("max_context", self.max_context),
+            ("vocab_size", model.vocab_size),
+            ("hidden_size", model.hidden_size),
+            ("layer_count", model.layer_count),
+            ("head_count", model.head_count),
+            ("kv_head_count", model.kv_head_count),
+            ("head_dim", model.head_dim),
+            ("ffn_size", model.ffn_size),
+            ("max_context", model.max_context),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
             return Err(source.wrong(format!("{name} is 0")));
         }
-        let (heads, kv_heads, head_dim) = (self.head_count, self.kv_head_count, self.head_dim);
+        let (heads, kv_heads, head_dim) = (model.head_count, model.kv_head_count, model.head_dim);
         if !heads.is_multiple_of(kv_heads) {
             let problem = format!("kv_head_count is {kv_heads}, expected a divisor of the {heads} heads");
             return Err(source.wrong(problem));
@@ -143,7 +133,8 @@ impl Header {
                 format!("head_dim is {head_dim}, expected pairs of elements that are rotated together");
             return Err(source.wrong(problem));
         }
-        for (name, number) in [("rope_theta", self.rope_theta), ("rms_norm_epsilon", self.rms_norm_epsilon)] {
+        for (name, number) in [("rope_theta", model.rope_theta), ("rms_norm_epsilon", model.rms_norm_epsilon)]
+        {
             if !(number.is_finite() && number > 0.) {
                 return Err(source.wrong(format!("{name} is {number}, expected a finite number above zero")));
             }
@@ -152,11 +143,11 @@ impl Header {
             let problem = format!("the tensor data at {} begins at no multiple of 64", self.data_offset);
             return Err(source.wrong(problem));
         }
-        if u64::from(self.layer_count) * 9 + 2 > u64::from(self.tensor_count) {
+        if u64::from(model.layer_count) * 9 + 2 > u64::from(self.tensor_count) {
             return Err(source.wrong(format!(
                 "{} layers need {} tensors at least, and the directory has {}",
-                self.layer_count,
-                u64::from(self.layer_count) * 9 + 2,
+                model.layer_count,
+                u64::from(model.layer_count) * 9 + 2,
                 self.tensor_count
             )));
         }
@@ -165,12 +156,13 @@ impl Header {
                 source.wrong(format!("kv_head_count is {kv_heads}, expected the {heads} of head_count"))
             );
         }
-        if source.strict && width != self.hidden_size {
-            let problem = format!("{heads} heads of {head_dim} are not the hidden size {}", self.hidden_size);
+        if source.strict && width != model.hidden_size {
+            let problem =
+                format!("{heads} heads of {head_dim} are not the hidden size {}", model.hidden_size);
             return Err(source.wrong(problem));
         }
-        if self.vocab_size < LEAST_VOCAB {
-            source.odd(format!("vocab_size is {}, expected at least {LEAST_VOCAB}", self.vocab_size))?;
+        if model.vocab_size < LEAST_VOCAB {
+            source.odd(format!("vocab_size is {}, expected at least {LEAST_VOCAB}", model.vocab_size))?;
         }
         if !self.directory.start.is_multiple_of(ALIGNMENT) {
             let start = self.directory.start;

@@ -19,6 +19,8 @@
 mod contract;
 mod directory;
 mod header;
+mod layout;
+mod model;
 mod options;
 mod signed;
 mod source;
@@ -26,6 +28,8 @@ mod tokenizer;
 mod verify;
 
 pub(super) use header::MAGIC;
+pub use layout::{Slm1Entry, Slm1Layout, Slm1Place};
+pub use model::Slm1Model;
 pub use options::{ChecksumPolicy, NibbleOrder, Slm1Options, TokenizerKind, Verification};
 
 use super::container::{check_in_features, Container, Opened};
@@ -36,11 +40,11 @@ use super::sidecar::SidecarFiles;
 use super::weight::{halves_of_pairs, tensor_of, DenseTensor, PackedWeight, Weight};
 use crate::{Error, QuantFormat, Result};
 use candle_core::DType;
-use contract::Known;
+pub use contract::Slm1Tensor;
 use directory::{DirectoryEntry, Encoding};
 use header::{Header, HEADER_BYTES};
 use safetensors::Dtype;
-use serde_json::{json, Value};
+use serde_json::Value;
 use signed::{Bits, SignedBlocks};
 use source::{to_usize, Source, REMEDY};
 use std::collections::BTreeMap;
@@ -107,7 +111,7 @@ fn open_parts(
         opening.spend_bytes(path, bytes.end.saturating_sub(bytes.start))?;
     }
     opening.spend_entries(path, header.tensor_count.into(), 1)?;
-    let known = contract::tensors(&header);
+    let known = if header.is_decoder { contract::tensors(&header.model) } else { BTreeMap::new() };
     let name_of = |hash: u64| match known.get(&hash) {
         Some(known) => known.name.clone(),
         None => format!("hash {hash:#018x}"),
@@ -125,7 +129,7 @@ fn open_parts(
     if let Some((_, missing)) =
         known.iter().find(|(hash, known)| known.required && !entries.contains_key(hash))
     {
-        let expected = match header.tied {
+        let expected = match header.model.is_tied {
             false if missing.name == "output.weight" => {
                 "this tensor, as the flag of a tied output is not set"
             }
@@ -135,9 +139,9 @@ fn open_parts(
     }
     let section = source.read_range(header.tokenizer.clone())?;
     let front = tokenizer::front(&section);
-    if let Some(front) = front.as_ref().filter(|front| front.vocab_size != header.vocab_size) {
+    if let Some(front) = front.as_ref().filter(|front| front.vocab_size != header.model.vocab_size) {
         let problem =
-            format!("the tokenizer has {} tokens, the model {}", front.vocab_size, header.vocab_size);
+            format!("the tokenizer has {} tokens, the model {}", front.vocab_size, header.model.vocab_size);
         return Err(source.wrong(problem));
     }
     let verification = verify::verify(&mut source, &header, options)?;
@@ -153,12 +157,16 @@ fn open_parts(
         let known = known.get(&hash);
         let name = known.map_or_else(|| format!("slm1.{hash:016x}"), |known| known.model_name.clone());
         let heads = known.and_then(|known| known.heads);
-        let order = heads.map(|heads| halves_of_pairs(heads, header.head_dim as usize));
+        let order = heads.map(|heads| halves_of_pairs(heads, header.model.head_dim as usize));
         let tensor = Stored::new(&file, &name, entry, order, options.nibbles, warnings)?;
         tensors.insert(name, tensor);
     }
     let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
-    let config = config(&header, front.as_ref());
+    let config = match (header.is_decoder, front) {
+        (false, _) => Value::Null,
+        (true, None) => header.model.config(None),
+        (true, Some(front)) => header.model.config(Some((front.bos, front.eos))),
+    };
     let opened = Opened::new(CheckpointKind::Slm1, config, sidecars, Slm1Checkpoint { tensors });
     Ok((opened, section, verification))
 }
@@ -183,7 +191,7 @@ fn check_numbers(source: &mut Source, name: &str, entry: &DirectoryEntry) -> Res
     }
 }
 
-fn check_shape(source: &Source, known: Option<&Known>, hash: u64, entry: &DirectoryEntry) -> Result<()> {
+fn check_shape(source: &Source, known: Option<&Slm1Tensor>, hash: u64, entry: &DirectoryEntry) -> Result<()> {
     match known {
         None => source.odd(format!("the tensor of hash {hash:#018x} is not one of the model's")),
         Some(known) if known.dims == entry.dims => Ok(()),
@@ -192,32 +200,6 @@ fn check_shape(source: &Source, known: Option<&Known>, hash: u64, entry: &Direct
             Err(Error::tensor(source.path, &known.name, expected, found, REMEDY))
         }
     }
-}
-
-/// What a `config.json` would say; null for models of unknown type.
-fn config(header: &Header, tokenizer: Option<&tokenizer::Front>) -> Value {
-    if !header.is_decoder {
-        return Value::Null;
-    }
-    // The decimal that was written, not the binary fraction that it became: 1e-5 stays 1e-5.
-    let decimal = |number: f32| number.to_string().parse::<f64>().ok();
-    json!({
-        "model_type": "llama",
-        "vocab_size": header.vocab_size,
-        "hidden_size": header.hidden_size,
-        "intermediate_size": header.ffn_size,
-        "num_hidden_layers": header.layer_count,
-        "num_attention_heads": header.head_count,
-        "num_key_value_heads": header.kv_head_count,
-        "head_dim": header.head_dim,
-        "max_position_embeddings": header.max_context,
-        "rms_norm_eps": decimal(header.rms_norm_epsilon),
-        "rope_theta": decimal(header.rope_theta),
-        "hidden_act": "silu",
-        "tie_word_embeddings": header.tied,
-        "bos_token_id": tokenizer.map(|tokenizer| tokenizer.bos),
-        "eos_token_id": tokenizer.map(|tokenizer| tokenizer.eos),
-    })
 }
 
 struct Slm1Checkpoint {

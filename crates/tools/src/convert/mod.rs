@@ -28,7 +28,7 @@
 //!    ▼
 //! gguf        what a GGUF file says of a model beside its weights
 //!    ▼
-//! target      what MLX, UQFF, Ollama, Hugging Face and GGUF do in their own ways: names, experts, files
+//! target      what MLX, UQFF, Ollama, Hugging Face, GGUF and SLM1 do in their own ways: names, experts, files
 //!    ▼
 //! options     how a conversion is done: ConvertOptions
 //!    ▼
@@ -48,6 +48,7 @@
 //! * [`Target::Uqff`]: a model of mistral.rs, in 4, 6 and 8 bits with the numbers that it computes itself.
 //! * [`Target::Ollama`]: a model in a store of Ollama, with the bytes of its importer.
 //! * [`Target::Gguf`]: a GGUF file of llama.cpp, with metadata and tokenizer.
+//! * [`Target::Slm1`]: an SLM1 file of a model of the llama family, whose checksum is a placeholder.
 //! * [`Target::HuggingFace`]: what transformers loads, with published names and layouts, dense or packed as compressed-tensors.
 //! * [`Target::Dense`]: dense elements under the names of the source.
 //!

@@ -122,6 +122,12 @@ impl ConvertOptions {
         Self { target: Target::Gguf, ..Self::mlx(recipe) }
     }
 
+    /// An SLM1 file by a recipe, for a model of the llama family, with a placeholder for the checksum, whose algorithm is not
+    /// published.
+    pub fn slm1(recipe: Recipe) -> Self {
+        Self { target: Target::Slm1, ..Self::mlx(recipe) }
+    }
+
     /// A checkpoint that transformers loads, by a recipe. See [`dequantize`](Self::dequantize) for one without packed weights.
     pub fn hugging_face(recipe: Recipe) -> Self {
         Self { target: Target::HuggingFace, ..Self::mlx(recipe) }

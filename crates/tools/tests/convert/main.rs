@@ -28,6 +28,7 @@ mod resume;
 mod scaling;
 mod search;
 mod shrinking;
+mod slm1;
 mod target;
 #[path = "../../../../tests/common/tiled.rs"]
 mod tiled;

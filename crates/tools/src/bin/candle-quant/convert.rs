@@ -34,7 +34,7 @@ const IO: u8 = 4;
 #[command(after_help = "\
 Formats: affine:BITS[:gGROUP] with 1, 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 (default) or 128, or the width \
 alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4, mxint8, nf4, fp4; with --to gguf and uqff q4_0, q4_1, q5_0, q5_1, \
-q8_0, q2_k, q3_k, q4_k, q5_k, q6_k; with --to uqff hqq4, hqq8, fp8, f8q8; f16, bf16, f32; keep.
+q8_0, q2_k, q3_k, q4_k, q5_k, q6_k; with --to uqff hqq4, hqq8, fp8, f8q8; with --to slm1 q4_0, q8_0; f16, bf16, f32; keep.
 
 Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
 
@@ -190,6 +190,9 @@ enum To {
     /// A GGUF file of llama.cpp, OUT/model.gguf, with metadata and tokenizer: q4_0 to q8_0, q2_k to q6_k, mxfp4, nvfp4, or dense
     /// (--dequantize).
     Gguf,
+    /// An SLM1 file, OUT/model.slm, of a model of the llama family: q4_0, q8_0, or dense (--dequantize). The checksum in it is a
+    /// placeholder, since its algorithm is not published.
+    Slm1,
 }
 
 impl Options {
@@ -206,6 +209,7 @@ impl To {
             Self::Ollama => Target::Ollama,
             Self::Hf => Target::HuggingFace,
             Self::Gguf => Target::Gguf,
+            Self::Slm1 => Target::Slm1,
         }
     }
 }
@@ -236,8 +240,8 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
         conversion.recipe = fit::choose(options, &source, memory).map_err(|error| (error, BAD_INPUT))?;
     }
     let plan = importance::plan(options, &source, &mut conversion, text.as_deref())?;
-    // A dense model in another layout is what --to hf and gguf are for.
-    if is_open(options) && !plan.packs() && !matches!(options.to, Some(To::Hf | To::Gguf)) {
+    // A dense model in another layout is what --to hf, gguf and slm1 are for.
+    if is_open(options) && !plan.packs() && !matches!(options.to, Some(To::Hf | To::Gguf | To::Slm1)) {
         let problem = "what are the tensors to become, of which none is packed? Give --format, --bits, --target-bpw, --fit, --recipe or --dequantize";
         return Err((anyhow::anyhow!(problem), USAGE));
     }

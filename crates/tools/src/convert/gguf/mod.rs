@@ -12,6 +12,8 @@ use candle_quant_models::Config;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
+pub(in crate::convert) use same::difference as difference_of_models;
+
 /// Tensors by the names that models have, and their shapes.
 pub(in crate::convert) type Shapes = BTreeMap<String, Vec<usize>>;
 

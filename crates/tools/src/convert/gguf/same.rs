@@ -3,7 +3,7 @@
 use candle_quant_models::Config;
 
 /// The first line of what two configs say that is not the same; numbers are those of F32, as files have them.
-pub(super) fn difference(ours: &Config, theirs: &Config) -> Option<(String, String)> {
+pub(in crate::convert) fn difference(ours: &Config, theirs: &Config) -> Option<(String, String)> {
     // The file has a head or has none: that is checked by its tensors.
     let said = |config: &Config| format!("{:#?}", Config { tie_word_embeddings: None, ..config.clone() });
     let (ours, theirs) = (said(ours), said(theirs));

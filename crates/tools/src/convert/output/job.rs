@@ -8,7 +8,7 @@ use crate::importance::ColumnWeights;
 use crate::sha256;
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::{DenseTensor, GgmlWeight, PackedWeight, Weight};
-use candle_quant::format::{GgmlType, Quantizer, UqffType};
+use candle_quant::format::{GgmlType, Quantizer, Slm1Type, UqffType};
 use candle_quant::QuantFormat;
 use serde::Serialize;
 use std::fmt;
@@ -118,6 +118,8 @@ pub(in crate::convert) enum Encoding {
     Parts,
     /// Rows are blocks of a type of GGML. Of weights with a multiplier of their scales, it is a tensor of its own.
     Blocks(GgmlType),
+    /// Signed codes and their F32 scales are a tensor each.
+    Signed(Slm1Type),
     /// A type of which a matrix is made as a whole.
     Whole(UqffType),
 }
@@ -167,6 +169,17 @@ impl Job {
         }
     }
 
+    /// Gives its rows another order.
+    pub(in crate::convert) fn order_heads(&mut self, order: HeadOrder) {
+        self.order = Some(order);
+        // What is copied as it lies has no rows.
+        if let Work::Copy(runs, None) = &self.work {
+            let dtype = runs.iter().flatten().next().map_or(DType::F32, |run| run.dtype());
+            let parts = runs.iter().flatten().cloned().map(SourcePart::Stored).collect();
+            self.work = Work::Cast(parts, dtype);
+        }
+    }
+
     /// Whether what a column loses is made up for by those behind it.
     pub(in crate::convert) fn has_feedback(&self) -> bool {
         self.packing().is_some_and(|packing| packing.feedback.is_some())
@@ -205,6 +218,8 @@ impl Job {
             Work::Pack(_, Packing { encoding: Encoding::Whole(kind), .. }) => {
                 Some(Spec::Type(FileType::Uqff(*kind)))
             }
+            Work::Pack(_, Packing { encoding: Encoding::Signed(kind), .. })
+            | Work::Repack(_, _, Encoding::Signed(kind)) => Some(Spec::Type(FileType::Slm1(*kind))),
             Work::Blocks(weight) => {
                 let id = weight.type_in_gguf().map(|(_, id)| id);
                 let known = GgmlType::ALL.into_iter().find(|kind| Some(kind.id()) == id);

@@ -76,9 +76,15 @@ impl ConvertPlan {
                 }
                 None => self.published(),
             },
-            (Target::Dense | Target::Uqff | Target::Ollama | Target::Gguf | Target::HuggingFace, None) => {
-                Vec::new()
-            }
+            (
+                Target::Dense
+                | Target::Uqff
+                | Target::Ollama
+                | Target::Gguf
+                | Target::Slm1
+                | Target::HuggingFace,
+                None,
+            ) => Vec::new(),
         };
         rewrite(&text, quantization.as_deref(), added).map(Some).map_err(wrong)
     }

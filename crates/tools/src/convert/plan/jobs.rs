@@ -6,10 +6,10 @@ use crate::convert::output::{
     Work, WIDE_MXFP4,
 };
 use crate::convert::recipe::{FileType, Role, Spec};
-use crate::convert::target::{Target, PACKED_ALREADY};
+use crate::convert::target::{slm1_parts, Target, PACKED_ALREADY};
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, tensor_of, GgmlWeight, MlxForm, PackedWeight, Weight};
-use candle_quant::format::Scale;
+use candle_quant::format::{Scale, Slm1Type, ZeroPoint};
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 use std::sync::Arc;
@@ -86,6 +86,7 @@ impl Job {
             Spec::Packed(format) => (format, kind.blocks(format).map_or(Encoding::Parts, Encoding::Blocks)),
             Spec::Type(FileType::Ggml(of_ggml)) => (of_ggml.format(), Encoding::Blocks(of_ggml)),
             Spec::Type(FileType::Uqff(of_uqff)) => (of_uqff.format(), Encoding::Whole(of_uqff)),
+            Spec::Type(FileType::Slm1(of_slm1)) => (of_slm1.format(), Encoding::Signed(of_slm1)),
             Spec::Cast(_) | Spec::Keep => {
                 let expected = "a format to be packed in";
                 return Err(Error::mismatch(format!("`{}`", source.name), expected, spec.to_string()));
@@ -110,7 +111,9 @@ impl Job {
         let refused = match encoding {
             Encoding::Parts => None,
             Encoding::Blocks(_) => feedback.is_some().then_some("feedback"),
-            Encoding::Whole(_) => (columns.is_some() || feedback.is_some()).then_some("statistics of a text"),
+            Encoding::Signed(_) | Encoding::Whole(_) => {
+                (columns.is_some() || feedback.is_some()).then_some("statistics of a text")
+            }
         };
         if let Some(refused) = refused {
             return Err(Error::Unsupported {
@@ -120,7 +123,7 @@ impl Job {
         }
         let mut to = match encoding {
             Encoding::Parts => format.to_string(),
-            Encoding::Blocks(_) | Encoding::Whole(_) => spec.to_string(),
+            Encoding::Blocks(_) | Encoding::Signed(_) | Encoding::Whole(_) => spec.to_string(),
         };
         for (is_so, words) in [
             (search, SEARCHED),
@@ -186,6 +189,9 @@ impl Job {
             job.planned.rule = PACKED_ALREADY.into();
             return Ok(job);
         }
+        if target == Target::Slm1 {
+            return Self::signed(source, role, packed)?.ok_or_else(|| impossible(""));
+        }
         // Where biases say what the midpoint of symmetric codes says, they are written.
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
@@ -227,6 +233,30 @@ impl Job {
         job.planned.role = role;
         job.planned.rule = PACKED_ALREADY.into();
         Ok(job)
+    }
+
+    /// Symmetric codes as signed ones, if they are such: of 8 bits those of SLM1 files alone, which have a scale for each row.
+    fn signed(source: &SourceTensor, role: Role, packed: &PackedWeight) -> Result<Option<Self>> {
+        let format = packed.format();
+        let (is_symmetric, [.., k]) = (format.zero_point() == ZeroPoint::Midpoint, source.dims.as_slice())
+        else {
+            return Ok(None);
+        };
+        let scales = matches!(packed.mlx_form()?, MlxForm::Rearranged(_) | MlxForm::WithoutBiases(_));
+        let (kind, block) = match format.bits() {
+            4 => (Slm1Type::Q4_0, format.group_size()),
+            8 => (Slm1Type::Q8_0, *k),
+            _ => return Ok(None),
+        };
+        if !(is_symmetric && scales) {
+            return Ok(None);
+        }
+        let outputs = slm1_parts(&source.name, &source.dims, kind, block)?;
+        let work = Work::Repack(vec![packed.clone()], format, Encoding::Signed(kind));
+        let mut job = Self::new(source, kind.name().to_owned(), work, outputs);
+        job.planned.role = role;
+        job.planned.rule = PACKED_ALREADY.into();
+        Ok(Some(job))
     }
 
     /// Blocks of a type of GGML, as they are.

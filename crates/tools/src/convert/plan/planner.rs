@@ -5,7 +5,7 @@ use super::experts::{self, TensorGroup};
 use super::importance::Importance;
 use super::jobs::stored_dtype;
 use super::published::PublishedPlan;
-use crate::convert::gguf::{self, GgufModel};
+use crate::convert::gguf::GgufModel;
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, SourcePart, SourceTensor, View};
 use crate::convert::recipe::{is_default, roles, ModelLayers, Role, Spec, TensorInfo};
@@ -138,9 +138,7 @@ impl<'a> Planner<'a> {
             notes.extend(idle.map(|label| format!("{label} decides about no tensor")));
         }
         notes.extend(self.options.recipe.choice_note());
-        if self.options.target == Target::Gguf {
-            notes.extend(gguf::notes(self.source));
-        }
+        notes.extend(self.options.target.kind().notes(self.source));
         match self.staying.get() {
             0 => {}
             count => {
@@ -162,7 +160,7 @@ impl<'a> Planner<'a> {
                 let groups = published.groups()?;
                 (Some(published), groups)
             }
-            Target::Mlx | Target::Dense | Target::Uqff | Target::Ollama | Target::Gguf => {
+            Target::Mlx | Target::Dense | Target::Uqff | Target::Ollama | Target::Gguf | Target::Slm1 => {
                 let arranged = Arranged::new(source, self.family, options);
                 let mut groups = experts::group(self.tensors()?, &arranged)?;
                 if options.target == Target::Gguf {
@@ -208,6 +206,7 @@ impl<'a> Planner<'a> {
             true => self.options.recipe.decide(&info),
             false => (Spec::Keep, "dequantize"),
         };
+        let decided = (target.kind().meant(decided.0), decided.1);
         self.used.borrow_mut().insert(decided.1);
         let role = roles.first().copied().unwrap_or(Role::Other);
         if let ([SourcePart::Encoded(weight)], true) = (source.parts.as_slice(), self.packs()) {

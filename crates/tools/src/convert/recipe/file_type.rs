@@ -1,6 +1,6 @@
 //! Types of files that are no format of this crate: their numbers lie or are rounded otherwise.
 
-use candle_quant::format::{GgmlType, UqffType};
+use candle_quant::format::{GgmlType, Slm1Type, UqffType};
 use candle_quant::{QuantFormat, Result};
 
 /// A type of files that is no format of this crate.
@@ -11,10 +11,12 @@ pub enum FileType {
     Ggml(GgmlType),
     /// One of mistral.rs.
     Uqff(UqffType),
+    /// One of SLM1 files, which is what the type of GGML of its name means there.
+    Slm1(Slm1Type),
 }
 
 impl FileType {
-    /// All of them.
+    /// All that have names of their own.
     pub fn all() -> impl Iterator<Item = Self> {
         let of_ggml = GgmlType::ALL.into_iter().filter(|kind| kind.is_affine()).map(Self::Ggml);
         of_ggml.chain(UqffType::ALL.map(Self::Uqff))
@@ -25,6 +27,7 @@ impl FileType {
         match self {
             Self::Ggml(kind) => kind.name().to_lowercase(),
             Self::Uqff(kind) => kind.name().to_owned(),
+            Self::Slm1(kind) => kind.name().to_owned(),
         }
     }
 
@@ -33,6 +36,7 @@ impl FileType {
         match self {
             Self::Ggml(kind) => kind.format(),
             Self::Uqff(kind) => kind.format(),
+            Self::Slm1(kind) => kind.format(),
         }
     }
 
@@ -40,6 +44,7 @@ impl FileType {
     pub(in crate::convert) fn obstacle(self, dims: &[usize]) -> Option<String> {
         match self {
             Self::Ggml(kind) => rows(dims, kind.block().0),
+            Self::Slm1(kind) => rows(dims, kind.block(dims.last().copied().unwrap_or(0)).max(1)),
             Self::Uqff(kind) if dims.len() != 2 => Some(of_experts(kind)),
             Self::Uqff(kind) => {
                 let elements = dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));

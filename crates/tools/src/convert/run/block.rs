@@ -4,8 +4,7 @@ use super::quality::Sums;
 use crate::convert::output::{Encoding, Packing};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::{
-    dequantize_row, ErrorFeedback, GgmlType, GroupScales, QuantizedRows, Quantizer, Real, UqffNumbers,
-    UqffType,
+    dequantize_row, ErrorFeedback, GroupScales, QuantizedRows, Quantizer, Real, UqffNumbers, UqffType,
 };
 use candle_quant::ops::quantize_rows;
 use candle_quant::{Error, Result};
@@ -129,7 +128,7 @@ fn pack_as<T: Bytes>(
     Importance { columns, feedback }: Importance,
     device: &Device,
 ) -> Result<Block> {
-    let Packing { format, quantizer, search, .. } = *packing;
+    let Packing { format, quantizer, .. } = *packing;
     let mut sums = Sums::default();
     let (rows, mut rounded) = rounded::<T>(numbers, &mut sums)?;
     sums.count_non_finite(&rows);
@@ -138,16 +137,14 @@ fn pack_as<T: Bytes>(
             *number = T::from_f32(0.);
         }
     }
-    if let Encoding::Blocks(kind) = packing.encoding {
-        let mut numbers = vec![0.; rounded.len()];
-        T::widen(&rounded, &mut numbers);
-        let (mut blocks, mut dequantized) = (Vec::new(), vec![0.; k]);
-        for (row, numbers) in rows.chunks_exact(k).zip(numbers.chunks_exact(k)) {
-            quantize_row(kind, (numbers, columns), search, &mut blocks, &mut dequantized)?;
-            sums.add_row(row, &dequantized);
-            sums.add_weighted(row, &dequantized, columns.unwrap_or_default());
-        }
-        return Ok(Block { bytes: vec![blocks], sums });
+    if packing.encoding != Encoding::Parts {
+        let mut of_rows = rows.chunks_exact(k);
+        let bytes = by_rows(&rounded, k, packing, columns, |values| {
+            let row = of_rows.next().unwrap_or_default();
+            sums.add_row(row, values);
+            sums.add_weighted(row, values, columns.unwrap_or_default());
+        })?;
+        return Ok(Block { bytes, sums });
     }
     let importance = Importance { columns, feedback };
     let QuantizedRows { mut words, scales: stored } = quantized(&rounded, k, packing, importance, device)?;
@@ -195,18 +192,42 @@ fn pack_as<T: Bytes>(
     Ok(Block { bytes, sums })
 }
 
-/// Appends the blocks of a row, and sets `values` to what they mean.
-fn quantize_row(
-    kind: GgmlType,
-    (row, columns): (&[f32], Option<&[f32]>),
-    search: bool,
-    blocks: &mut Vec<u8>,
-    values: &mut [f32],
-) -> Result<()> {
-    match columns.filter(|_| search) {
-        Some(columns) => kind.quantize_weighted(row, columns, blocks, values),
-        None => kind.quantize(row, search, blocks, values),
+/// The bytes of rows that are quantized one by one, as types of files are; `take` gets what each means.
+fn by_rows<T: Bytes>(
+    rounded: &[T],
+    k: usize,
+    packing: &Packing,
+    columns: Option<&[f32]>,
+    mut take: impl FnMut(&[f32]),
+) -> Result<Vec<Vec<u8>>> {
+    let (mut row, mut values) = (vec![0.; k], vec![0.; k]);
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for numbers in rounded.chunks_exact(k.max(1)) {
+        T::widen(numbers, &mut row);
+        match (packing.encoding, columns.filter(|_| packing.search)) {
+            (Encoding::Blocks(kind), Some(columns)) => {
+                kind.quantize_weighted(&row, columns, &mut codes, &mut values)?;
+            }
+            (Encoding::Blocks(kind), None) => kind.quantize(&row, packing.search, &mut codes, &mut values)?,
+            (Encoding::Signed(kind), _) => {
+                kind.quantize(&row, packing.search, &mut codes, &mut scales, &mut values)?;
+            }
+            (Encoding::Parts | Encoding::Whole(_), _) => {
+                return Err(Error::Unsupported {
+                    what: format!(
+                        "scaled columns for {}, whose matrices are quantized as a whole",
+                        packing.format
+                    ),
+                    remedy: "leave out --awq, or convert to another type".into(),
+                })
+            }
+        }
+        take(&values);
     }
+    Ok(match packing.encoding {
+        Encoding::Signed(_) => vec![codes, f32::bytes(&scales)],
+        Encoding::Parts | Encoding::Blocks(_) | Encoding::Whole(_) => vec![codes],
+    })
 }
 
 /// Codes and scales of rounded numbers that are finite.
@@ -259,19 +280,11 @@ fn as_packed_of<T: Bytes>(
     numbers.iter_mut().filter(|number| !number.is_finite()).for_each(|number| *number = 0.);
     let rounded = T::round_all(numbers);
     match packing.encoding {
-        Encoding::Blocks(kind) => {
-            let mut numbers = vec![0.; rounded.len()];
-            T::widen(&rounded, &mut numbers);
-            let (mut blocks, mut all) = (Vec::new(), vec![0.; rounded.len()]);
-            for (row, packed) in numbers.chunks_exact(k).zip(all.chunks_exact_mut(k)) {
-                quantize_row(kind, (row, columns), packing.search, &mut blocks, packed)?;
-            }
+        Encoding::Blocks(_) | Encoding::Signed(_) | Encoding::Whole(_) => {
+            let mut all = Vec::with_capacity(rounded.len());
+            by_rows(&rounded, k, packing, columns, |values| all.extend_from_slice(values))?;
             Ok(all)
         }
-        Encoding::Whole(_) => Err(Error::Unsupported {
-            what: format!("scaled columns for {} whose matrices are quantized as a whole", packing.format),
-            remedy: "leave out --awq, or convert to another type".into(),
-        }),
         Encoding::Parts => {
             let importance = Importance { columns, feedback: None };
             quantized(&rounded, k, packing, importance, &Device::Cpu)?.dequantize(packing.format, k, 1.)

@@ -2,7 +2,7 @@
 
 use crate::convert::output::{OutputTensor, WIDE_MXFP4};
 use candle_core::{DType, Tensor};
-use candle_quant::format::{code_at, pack, Element, GgmlType, Scale, ZeroPoint};
+use candle_quant::format::{code_at, pack, Element, GgmlType, Scale, Slm1Type, ZeroPoint};
 use candle_quant::{Error, QuantFormat, QuantTensor, Result};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -87,6 +87,48 @@ pub(super) fn repack_blocks(
         }
         _ => write(0, bytes(weight)?),
     }
+}
+
+/// Hands on a matrix of symmetric codes as signed ones with F32 scales, as SLM1 files have them.
+pub(super) fn repack_signed(
+    name: &str,
+    weight: &QuantTensor,
+    kind: Slm1Type,
+    mut write: impl FnMut(usize, Vec<Vec<u8>>) -> Result<()>,
+) -> Result<()> {
+    let wrong = |expected: &str, found: String| {
+        Error::mismatch(
+            format!("scales of `{name}`"),
+            format!("{expected}; requantize or dequantize it"),
+            found,
+        )
+    };
+    // The highest bit of a code is its sign.
+    let flips = match kind {
+        Slm1Type::Q8_0 => 0x8080_8080,
+        Slm1Type::Q4_0 | _ => 0x8888_8888,
+    };
+    let words = weight.packed().flatten_all()?.to_vec1::<u32>()?;
+    let codes = words.iter().flat_map(|word| (word ^ flips).to_le_bytes()).collect();
+    let mut scales = Vec::new();
+    for row in weight.scales().to_dtype(DType::F32)?.to_vec2::<f32>()? {
+        if let Some(scale) = row.iter().find(|scale| !(scale.is_finite() && **scale > 0.)) {
+            return Err(wrong("finite numbers above zero, which SLM1 files have", scale.to_string()));
+        }
+        match (kind, row.as_slice()) {
+            (Slm1Type::Q8_0, [first, rest @ ..]) => {
+                if let Some(other) = rest.iter().find(|scale| *scale != first) {
+                    return Err(wrong(
+                        "one for each row, which SLM1 files have",
+                        format!("{first} and {other}"),
+                    ));
+                }
+                scales.push(*first);
+            }
+            _ => scales.extend(row),
+        }
+    }
+    write(0, vec![codes, scales.iter().flat_map(|scale| scale.to_le_bytes()).collect()])
 }
 
 /// The bytes of the numbers that multiply a weight's scales, as many as `output` has: one, or one for each matrix.
@@ -199,4 +241,55 @@ fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
         DType::F32 => flat.to_vec1::<f32>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
         _ => flat.to_vec1::<u8>()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    fn symmetric(bits: usize, scales: &[f32]) -> QuantTensor {
+        let format = QuantFormat::symmetric_opt(bits, 32).unwrap();
+        let words: Vec<_> =
+            (0..format.words_per_row(64).unwrap() as u32).map(|word| word * 0x0123_4567).collect();
+        let codes = Tensor::from_vec(words.clone(), (1, words.len()), &Device::Cpu).unwrap();
+        let scales = Tensor::new(scales, &Device::Cpu).unwrap().reshape((1, 2)).unwrap();
+        QuantTensor::new(format, codes, scales, None, None).unwrap()
+    }
+
+    #[test]
+    fn codes_get_signs_and_scales_are_checked() {
+        for (kind, scales, expected) in
+            [(Slm1Type::Q4_0, [0.5f32, 2.], &[0.5f32, 2.][..]), (Slm1Type::Q8_0, [0.25, 0.25], &[0.25])]
+        {
+            let weight = symmetric(kind.bits(), &scales);
+            let mut written = Vec::new();
+            repack_signed("w", &weight, kind, |row, bytes| {
+                assert_eq!(row, 0);
+                written = bytes;
+                Ok(())
+            })
+            .unwrap();
+            let values: Vec<f32> =
+                weight.dequantize(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+            for (index, value) in values.iter().enumerate() {
+                let code = match kind {
+                    Slm1Type::Q8_0 => written[0][index].cast_signed(),
+                    Slm1Type::Q4_0 | _ => ((written[0][index / 2] >> (index % 2 * 4) & 15) ^ 8) as i8 - 8,
+                };
+                assert_eq!(*value, f32::from(code) * scales[index / 32], "{index}");
+            }
+            let stored: Vec<_> = expected.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            assert_eq!(written[1], stored);
+        }
+        for (kind, scales, problem) in [
+            (Slm1Type::Q4_0, [1., -1.], "above zero"),
+            (Slm1Type::Q4_0, [f32::NAN, 1.], "above zero"),
+            (Slm1Type::Q8_0, [1., 2.], "one for each row"),
+        ] {
+            let weight = symmetric(kind.bits(), &scales);
+            let error = repack_signed("w", &weight, kind, |_, _| Ok(())).unwrap_err().to_string();
+            assert!(error.contains(problem) && error.contains("requantize"), "{error}");
+        }
+    }
 }

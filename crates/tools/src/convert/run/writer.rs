@@ -5,7 +5,7 @@ use super::ahead::Ahead;
 use super::block::{self, Block, Importance};
 use super::event::ConvertEvent;
 use super::quality::{Quality, Sums};
-use super::repack::{in_turn, multipliers, repack, repack_blocks};
+use super::repack::{in_turn, multipliers, repack, repack_blocks, repack_signed};
 use super::shard_file::ShardFile;
 use super::source_digest::{of_all, SourceHasher};
 use crate::chunks::Chunks;
@@ -264,6 +264,7 @@ impl Writer<'_> {
                             file.write(output.offset, &multipliers(name, &weight, output)?)?;
                         }
                     }
+                    Encoding::Signed(kind) => repack_signed(name, &weight, *kind, write)?,
                     Encoding::Parts | Encoding::Whole(_) => {
                         repack(name, weight, *format, &job.outputs, write)?;
                     }

@@ -2,8 +2,8 @@
 
 use super::experts::ExpertLayout;
 use super::kind::TargetKind;
-use crate::convert::gguf::{Description, GgufModel, Shapes};
-use crate::convert::output::{told_of, HeadOrder, Job, OutputFile, OutputTensor, SourcePart, Work};
+use crate::convert::gguf::{notes, Description, GgufModel, Shapes};
+use crate::convert::output::{told_of, HeadOrder, Job, OutputFile, OutputTensor, Work};
 use crate::convert::recipe::{Fallback, FileType, Role, Spec};
 use candle_core::DType;
 use candle_quant::checkpoint::{Checkpoint, GgufValue};
@@ -44,7 +44,9 @@ impl TargetKind for Gguf {
     fn of_type(&self, name: &str, dims: &[usize], of_files: FileType) -> Result<Vec<OutputTensor>> {
         match of_files {
             FileType::Ggml(kind) => Ok(vec![of_kind(name, dims, kind)?]),
-            FileType::Uqff(kind) => Err(Error::mismatch(name, "a type of GGML", kind.name())),
+            FileType::Uqff(_) | FileType::Slm1(_) => {
+                Err(Error::mismatch(name, "a type of GGML", of_files.name()))
+            }
         }
     }
 
@@ -113,6 +115,10 @@ impl TargetKind for Gguf {
         file(jobs, others, &values).map(|file| vec![file])
     }
 
+    fn notes(&self, source: &Checkpoint) -> Vec<String> {
+        notes(source)
+    }
+
     fn sidecars(&self, _: &[OutputFile]) -> Vec<(&'static str, String)> {
         Vec::new()
     }
@@ -149,21 +155,14 @@ fn rename(job: &mut Job, model: &GgufModel, source: &Checkpoint) -> Result<()> {
     let rows = job.planned.shape.first().copied().unwrap_or(0);
     match rows.checked_div(heads) {
         Some(size) if size % 2 == 0 && size.saturating_mul(heads) == rows => {
-            job.order = Some(HeadOrder { size });
+            job.order_heads(HeadOrder { size });
+            Ok(())
         }
         _ => {
             let expected = format!("rows that make {heads} heads of an even number each");
-            return Err(Error::mismatch(format!("`{name}`"), expected, format!("{:?}", job.planned.shape)));
+            Err(Error::mismatch(format!("`{name}`"), expected, format!("{:?}", job.planned.shape)))
         }
     }
-    // What is copied as it lies has no rows.
-    if let (Work::Copy(runs, None), Some(output)) = (&job.work, job.outputs.first()) {
-        let parts = runs.iter().flatten().cloned().map(SourcePart::Stored).collect();
-        let dtype = runs.iter().flatten().next().map_or(DType::F32, |run| run.dtype());
-        debug_assert_eq!(output.dims, job.planned.shape);
-        job.work = Work::Cast(parts, dtype);
-    }
-    Ok(())
 }
 
 /// The numbers of the types of a job's tensors, if files have them.
@@ -198,7 +197,7 @@ fn ggml_type(spec: Spec) -> Option<GgmlType> {
     match spec {
         Spec::Packed(format) => GgmlType::of(format),
         Spec::Type(FileType::Ggml(kind)) => Some(kind),
-        Spec::Type(FileType::Uqff(_)) | Spec::Cast(_) | Spec::Keep => None,
+        Spec::Type(FileType::Uqff(_) | FileType::Slm1(_)) | Spec::Cast(_) | Spec::Keep => None,
     }
 }
 

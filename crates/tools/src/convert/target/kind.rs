@@ -32,6 +32,11 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
         None
     }
 
+    /// What is written where this is asked for: a type of its own with the name of another.
+    fn meant(&self, spec: Spec) -> Spec {
+        spec
+    }
+
     /// Whether it has this type of files.
     fn has_type(&self, _: FileType) -> bool {
         false
@@ -140,6 +145,11 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
     ) -> Result<Vec<OutputTensor>> {
         let module = module_of(name).unwrap_or(name);
         OutputTensor::packed(dims, format, scales, |part| tensor_of(module, part))
+    }
+
+    /// What is odd about a model of this kind of this source.
+    fn notes(&self, _: &Checkpoint) -> Vec<String> {
+        Vec::new()
     }
 
     /// The files of weights, with what lies where in them. `source` is what they are made of, `top` is what the checkpoint as a whole is; no file

@@ -7,12 +7,14 @@ mod kind;
 mod mlx;
 mod ollama;
 pub(super) mod ollama_manifest;
+mod slm1;
 mod uqff;
 mod uqff_report;
 
 pub(super) use experts::ExpertLayout;
 pub(super) use hugging_face::{mxfp4_config, quantization_config};
 pub(super) use kind::TargetKind;
+pub(super) use slm1::parts as slm1_parts;
 
 use crate::convert::recipe::{FileType, Recipe, Spec};
 use candle_quant::{Error, QuantFormat, Result};
@@ -33,6 +35,8 @@ pub enum Target {
     Ollama,
     /// A GGUF file, as llama.cpp reads it.
     Gguf,
+    /// An SLM1 file, with a placeholder for the checksum, whose algorithm is not published.
+    Slm1,
 }
 
 /// The rule of tensors that are written as they are.
@@ -47,6 +51,7 @@ impl Target {
             Self::Uqff => &uqff::Uqff,
             Self::Ollama => &ollama::Ollama,
             Self::Gguf => &gguf::Gguf,
+            Self::Slm1 => &slm1::Slm1,
         }
     }
 
@@ -78,6 +83,7 @@ impl Target {
                 remedy: match of_files {
                     FileType::Ggml(_) => "write --to gguf or uqff, or give it another format".into(),
                     FileType::Uqff(_) => "write --to uqff, or give it another format".into(),
+                    FileType::Slm1(_) => "write --to slm1, or give it another format".into(),
                 },
             }),
             Spec::Type(_) | Spec::Cast(_) | Spec::Keep => Ok(()),

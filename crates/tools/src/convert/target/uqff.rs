@@ -77,14 +77,15 @@ impl TargetKind for Uqff {
         GgmlType::of(format).filter(|kind| !matches!(kind, GgmlType::Mxfp4 | GgmlType::Nvfp4))
     }
 
-    fn has_type(&self, _: FileType) -> bool {
-        true
+    fn has_type(&self, of_files: FileType) -> bool {
+        matches!(of_files, FileType::Ggml(_) | FileType::Uqff(_))
     }
 
     fn of_type(&self, name: &str, dims: &[usize], of_files: FileType) -> Result<Vec<OutputTensor>> {
         match of_files {
             FileType::Ggml(kind) => of_ggml(name, dims, kind.id(), kind.size_in_bytes(count(dims))),
             FileType::Uqff(kind) => of_whole(name, dims, kind),
+            FileType::Slm1(kind) => Err(Error::mismatch(name, "a type of mistral.rs", kind.name())),
         }
     }
 

@@ -30,9 +30,9 @@ pub fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOpti
     }
     let mut conversion = match (options.dequantize, options.to, format) {
         (true, None, _) => ConvertOptions::dense(),
-        (true, Some(To::Hf | To::Gguf), _) => to(options, Recipe::safe(Spec::Keep))?,
+        (true, Some(To::Hf | To::Gguf | To::Slm1), _) => to(options, Recipe::safe(Spec::Keep))?,
         (true, Some(_), _) => {
-            bail!("--dequantize is for --to hf and gguf, or without --to for the names of SRC")
+            bail!("--dequantize is for --to hf, gguf and slm1, or without --to for the names of SRC")
         }
         (false, _, Some(format)) => to(options, with_rules(options, options.target().usual_recipe(format))?)?,
         (false, ..) => to(options, recipe(options, options.format.first().copied())?)?,
@@ -70,6 +70,7 @@ fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {
         (To::Uqff, None) => Ok(ConvertOptions::uqff(recipe)),
         (To::Hf, None) => Ok(ConvertOptions::hugging_face(recipe)),
         (To::Gguf, None) => Ok(ConvertOptions::gguf(recipe)),
+        (To::Slm1, None) => Ok(ConvertOptions::slm1(recipe)),
     }
 }
 
