@@ -292,16 +292,20 @@ typedef struct CqDequantize {
 
 /* y = residual + factor * ((x - mean of x) / root of its mean square * weight + bias), for each row.
  *
- * y may be x, or the residual. Grid: (rows). */
+ * y may be x, or the residual. With columns, y has the numbers of these in turn, and zeros for those beyond all; there is no
+ * residual then, and y is another. Grid: (rows). */
 typedef struct CqNorm {
-    const void *x;         /* [rows, width] of dtype */
-    const float *weight;   /* [width]; may be null */
-    const float *bias;     /* [width]; may be null */
-    const void *residual;  /* [rows, width] of dtype; may be null */
-    void *y;               /* [rows, width] of dtype */
+    const void *x;           /* [rows, width] of dtype */
+    const float *weight;     /* [width]; may be null */
+    const float *bias;       /* [width]; may be null */
+    const void *residual;    /* [rows, width] of dtype; may be null */
+    void *y;                 /* [rows, y_width] of dtype */
+    const uint32_t *columns; /* [y_width]; null for norm_rows */
     uint32_t width;
+    uint32_t y_width;
+    uint32_t normalizes;     /* if not, x is only multiplied; order_rows alone looks at it */
     uint32_t subtracts_mean;
-    float eps;             /* added to the mean square */
+    float eps;               /* added to the mean square */
     float factor;
     uint32_t dtype;
     uint32_t unused;

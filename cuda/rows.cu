@@ -1,4 +1,4 @@
-// norm_rows: each row of x normalized (CqNorm). elementwise: an activation, and what else becomes of outputs (CqElementwise).
+// norm_rows: each row of x normalized (CqNorm). order_rows: in another order, too, or only in that. elementwise: an activation, and what else becomes of outputs (CqElementwise).
 //
 // For what no GEMV does on the way: norms with a mean or behind a block, and matmuls in f32. 256 threads.
 #include "finish.cuh"
@@ -39,11 +39,14 @@ template <class Load, class Act> __device__ __forceinline__ void each_of_row(uin
     }
 }
 
-template <uint32_t DTYPE> __device__ __forceinline__ void normalize_row(const CqNorm &p) {
+// The root of the mean square of a row, and the mean that was subtracted, as factors.
+struct Center {
+    float mean, scale;
+};
+
+template <class Number> __device__ __forceinline__ Center center_of_row(const CqNorm &p, Number number) {
     CQ_DYNAMIC_SHARED(memory);
     float *sums = reinterpret_cast<float *>(memory);
-    const size_t row = size_t(blockIdx.x) * p.width;
-    auto number = [&](uint32_t i) { return load_float(p.x, row + i, DTYPE); };
     float mean = 0;
     if (p.subtracts_mean) {
         float sum = 0;
@@ -52,7 +55,13 @@ template <uint32_t DTYPE> __device__ __forceinline__ void normalize_row(const Cq
     }
     float squares = 0;
     each_of_row(p.width, number, [&](uint32_t, float x) { squares = __fmaf_rn(x - mean, x - mean, squares); });
-    const float scale = 1.f / sqrtf(sum_of_block(squares, sums + WARPS) / float(p.width) + p.eps);
+    return {mean, 1.f / sqrtf(sum_of_block(squares, sums + WARPS) / float(p.width) + p.eps)};
+}
+
+template <uint32_t DTYPE> __device__ __forceinline__ void normalize_row(const CqNorm &p) {
+    const size_t row = size_t(blockIdx.x) * p.width;
+    auto number = [&](uint32_t i) { return load_float(p.x, row + i, DTYPE); };
+    const Center center = center_of_row(p, number);
     struct Operands {
         float x, weight, bias, residual;
     };
@@ -65,8 +74,31 @@ template <uint32_t DTYPE> __device__ __forceinline__ void normalize_row(const Cq
         return all;
     };
     each_of_row(p.width, operands, [&](uint32_t i, const Operands &of) {
-        const float normalized = __fadd_rn(__fmul_rn(of.x - mean, scale) * of.weight, of.bias);
+        const float normalized = __fadd_rn(__fmul_rn(of.x - center.mean, center.scale) * of.weight, of.bias);
         store_float(p.y, row + i, DTYPE, __fadd_rn(__fmul_rn(normalized, p.factor), of.residual));
+    });
+}
+
+template <uint32_t DTYPE> __device__ __forceinline__ void order_row(const CqNorm &p) {
+    const size_t row = size_t(blockIdx.x) * p.width, y_row = size_t(blockIdx.x) * p.y_width;
+    auto number = [&](uint32_t i) { return load_float(p.x, row + i, DTYPE); };
+    const Center center = p.normalizes ? center_of_row(p, number) : Center{0, 1};
+    struct Operands {
+        float x, weight, bias;
+    };
+    auto operands = [&](uint32_t i) {
+        const uint32_t column = p.columns[i];
+        // What has no column is loaded, too, and becomes zero behind that.
+        const uint32_t known = min(column, p.width - 1);
+        Operands all = {number(known), 1.f, -0.f};
+        if (p.weight) all.weight = p.weight[known];
+        if (p.bias) all.bias = p.bias[known];
+        if (column != known) all = {center.mean, 0.f, 0.f};
+        return all;
+    };
+    each_of_row(p.y_width, operands, [&](uint32_t i, const Operands &of) {
+        const float normalized = __fadd_rn(__fmul_rn(of.x - center.mean, center.scale) * of.weight, of.bias);
+        store_float(p.y, y_row + i, DTYPE, __fmul_rn(normalized, p.factor));
     });
 }
 
@@ -92,4 +124,5 @@ template <uint32_t DTYPE> __device__ __forceinline__ void each_element(const CqE
 }  // namespace
 
 CQ_KERNEL(norm_rows, CqNorm, THREADS, 4) { FOR_DTYPE(normalize_row) }
+CQ_KERNEL(order_rows, CqNorm, THREADS, 4) { FOR_DTYPE(order_row) }
 CQ_KERNEL(elementwise, CqElementwise, THREADS, 4) { FOR_DTYPE(each_element) }

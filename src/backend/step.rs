@@ -16,7 +16,7 @@ pub(crate) struct Norm {
     pub(crate) eps: f32,
 }
 
-/// A packed weight `[N, K]` on the CPU, and what is added to its outputs.
+/// A packed weight `[N, K]`, and what is added to its outputs.
 #[derive(Debug)]
 pub(crate) struct Projection {
     pub(crate) weight: QuantTensor,
@@ -155,6 +155,20 @@ pub(crate) enum Node {
     Experts(Box<ExpertBlock>),
     /// logits = scale * projection of norm(hidden), of the rows that are asked for; ended by `softcap` as in [`Heads`].
     Logits { norm: Option<Norm>, head: Projection, scale: f32, softcap: Option<f32> },
+}
+
+impl Node {
+    /// Its projections, but those of experts.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn projections(&self) -> Vec<&Projection> {
+        match self {
+            Self::Queries(_, projections, _) => projections.iter().collect(),
+            Self::AddAttended(projection, _) | Self::AddInner(projection, _) => vec![projection],
+            Self::Inner { gate, up, .. } => gate.iter().chain([up]).collect(),
+            Self::Logits { head, .. } => vec![head],
+            Self::Embed(..) | Self::Attend(_) | Self::Experts(_) => Vec::new(),
+        }
+    }
 }
 
 /// A whole decoder.

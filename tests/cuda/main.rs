@@ -29,6 +29,7 @@ mod reordered;
 mod sample;
 mod special;
 mod step_experts;
+mod step_orders;
 mod steps;
 mod views;
 

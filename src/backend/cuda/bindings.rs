@@ -476,7 +476,10 @@ pub struct CqNorm {
     pub bias: *const f32,
     pub residual: *const ::core::ffi::c_void,
     pub y: *mut ::core::ffi::c_void,
+    pub columns: *const u32,
     pub width: u32,
+    pub y_width: u32,
+    pub normalizes: u32,
     pub subtracts_mean: u32,
     pub eps: f32,
     pub factor: f32,
@@ -485,19 +488,22 @@ pub struct CqNorm {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqNorm"][::core::mem::size_of::<CqNorm>() - 64usize];
+    ["Size of CqNorm"][::core::mem::size_of::<CqNorm>() - 80usize];
     ["Alignment of CqNorm"][::core::mem::align_of::<CqNorm>() - 8usize];
     ["Offset of field: CqNorm::x"][::core::mem::offset_of!(CqNorm, x) - 0usize];
     ["Offset of field: CqNorm::weight"][::core::mem::offset_of!(CqNorm, weight) - 8usize];
     ["Offset of field: CqNorm::bias"][::core::mem::offset_of!(CqNorm, bias) - 16usize];
     ["Offset of field: CqNorm::residual"][::core::mem::offset_of!(CqNorm, residual) - 24usize];
     ["Offset of field: CqNorm::y"][::core::mem::offset_of!(CqNorm, y) - 32usize];
-    ["Offset of field: CqNorm::width"][::core::mem::offset_of!(CqNorm, width) - 40usize];
-    ["Offset of field: CqNorm::subtracts_mean"][::core::mem::offset_of!(CqNorm, subtracts_mean) - 44usize];
-    ["Offset of field: CqNorm::eps"][::core::mem::offset_of!(CqNorm, eps) - 48usize];
-    ["Offset of field: CqNorm::factor"][::core::mem::offset_of!(CqNorm, factor) - 52usize];
-    ["Offset of field: CqNorm::dtype"][::core::mem::offset_of!(CqNorm, dtype) - 56usize];
-    ["Offset of field: CqNorm::unused"][::core::mem::offset_of!(CqNorm, unused) - 60usize];
+    ["Offset of field: CqNorm::columns"][::core::mem::offset_of!(CqNorm, columns) - 40usize];
+    ["Offset of field: CqNorm::width"][::core::mem::offset_of!(CqNorm, width) - 48usize];
+    ["Offset of field: CqNorm::y_width"][::core::mem::offset_of!(CqNorm, y_width) - 52usize];
+    ["Offset of field: CqNorm::normalizes"][::core::mem::offset_of!(CqNorm, normalizes) - 56usize];
+    ["Offset of field: CqNorm::subtracts_mean"][::core::mem::offset_of!(CqNorm, subtracts_mean) - 60usize];
+    ["Offset of field: CqNorm::eps"][::core::mem::offset_of!(CqNorm, eps) - 64usize];
+    ["Offset of field: CqNorm::factor"][::core::mem::offset_of!(CqNorm, factor) - 68usize];
+    ["Offset of field: CqNorm::dtype"][::core::mem::offset_of!(CqNorm, dtype) - 72usize];
+    ["Offset of field: CqNorm::unused"][::core::mem::offset_of!(CqNorm, unused) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

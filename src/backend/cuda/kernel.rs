@@ -41,6 +41,8 @@ pub(super) enum Kernel {
     Sample(SampleKernel),
     /// A norm of rows.
     Norm,
+    /// Rows in another order, and a norm of them if they have one.
+    Order,
     /// What becomes of outputs, by itself.
     Elementwise,
 }
@@ -69,7 +71,7 @@ impl Kernel {
             Self::FillBias => "fill_bias",
             Self::Absmax => "absmax",
             Self::Sample(_) => "sample",
-            Self::Norm | Self::Elementwise => "rows",
+            Self::Norm | Self::Order | Self::Elementwise => "rows",
         }
     }
 
@@ -90,7 +92,7 @@ impl Kernel {
             Self::Gemv { .. } | Self::GemvExperts(_) | Self::Simt(_) | Self::SimtExperts(_) => true,
             Self::Tiles { .. } | Self::SortPairs | Self::WeightedSum | Self::Sample(_) => true,
             Self::Route => true,
-            Self::Attend { .. } | Self::AttendF32 | Self::Norm | Self::Elementwise => true,
+            Self::Attend { .. } | Self::AttendF32 | Self::Norm | Self::Order | Self::Elementwise => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
     }
@@ -123,6 +125,7 @@ impl fmt::Display for Kernel {
             Self::Sample(SampleKernel::Weights) => f.write_str("sample_weights"),
             Self::Sample(SampleKernel::Draw) => f.write_str("sample_draw"),
             Self::Norm => f.write_str("norm_rows"),
+            Self::Order => f.write_str("order_rows"),
             Self::Elementwise => f.write_str("elementwise"),
         }
     }
@@ -165,7 +168,7 @@ mod tests {
     /// What the crate can launch, for weights of any format, shape and alignment, and any x.
     fn launched() -> Vec<Kernel> {
         let mut kernels = vec![Kernel::SortPairs, Kernel::WeightedSum, Kernel::FillBias, Kernel::Absmax];
-        kernels.extend([Kernel::AttendF32, Kernel::Norm, Kernel::Elementwise, Kernel::Route]);
+        kernels.extend([Kernel::AttendF32, Kernel::Norm, Kernel::Order, Kernel::Elementwise, Kernel::Route]);
         let halves = [false, true];
         kernels.extend(
             HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })),
@@ -244,7 +247,7 @@ mod tests {
             Kernel::AttendF32 => attend::shared_bytes(kernel, 256, 1),
             Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
             Kernel::Sample(_) => CQ_SAMPLE_SHARED_BYTES as usize,
-            Kernel::Norm => CQ_NORM_SHARED_BYTES as usize,
+            Kernel::Norm | Kernel::Order => CQ_NORM_SHARED_BYTES as usize,
             Kernel::Route => plan::route_shared_bytes(CQ_MOST_ROUTED_EXPERTS as usize),
             Kernel::WeightedSum | Kernel::Dequantize(_) | Kernel::FillBias | Kernel::Absmax => 0,
             Kernel::Elementwise => 0,

@@ -38,7 +38,7 @@ params! {
     CqFillBias => Kernel::FillBias,
     CqAbsmax => Kernel::Absmax,
     CqSample => Kernel::Sample(_),
-    CqNorm => Kernel::Norm,
+    CqNorm => Kernel::Norm | Kernel::Order,
     CqElementwise => Kernel::Elementwise,
 }
 

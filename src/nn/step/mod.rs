@@ -189,8 +189,7 @@ impl StepBuilder {
 
     fn projection(&mut self, what: &str, layer: &Linear, inputs: usize) -> Result<Projection> {
         let (weight, columns) = match layer.weight() {
-            // A CPU brings x into their order; on other devices there is no node for that.
-            LayerWeight::Reordered(reordered) if self.device.is_cpu() => {
+            LayerWeight::Reordered(reordered) => {
                 let columns = self.order(reordered.shared_columns());
                 (has_kernel(what, reordered.weight(), &self.device)?, Some(columns))
             }

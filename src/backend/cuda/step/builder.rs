@@ -36,6 +36,8 @@ pub(super) struct Builder<'a> {
     pub(super) work: Addresses,
     pub(super) shared: Shared,
     pub(super) launches: Vec<Launch>,
+    /// Orders of columns, and where they are.
+    pub(super) orders: Vec<(Arc<[u32]>, u64)>,
 }
 
 /// The most that a launch needs of what all use in turn: sums of parts, and how many of them have come.
@@ -77,6 +79,8 @@ pub(super) struct Places {
     sample_shares: u64,
     pub(super) hidden: u64,
     pub(super) normed: u64,
+    /// What a projection sees, in the order of its columns.
+    pub(super) ordered: u64,
     /// Queries, keys and values.
     pub(super) projected: [u64; 3],
     pub(super) attended: u64,
@@ -154,6 +158,7 @@ impl Builder<'_> {
             sample_shares,
             hidden: of(self.plan.hidden),
             normed: of(self.plan.hidden),
+            ordered: of(widths.ordered),
             projected: [of(widths.queries), of(widths.keys), of(widths.keys)],
             attended: of(widths.queries),
             gate: of(widths.inner),
@@ -248,22 +253,53 @@ impl Builder<'_> {
         (x, y): (u64, u64),
         (factor, residual): (f32, u64),
     ) -> Result<()> {
-        let params = CqNorm {
+        let params =
+            CqNorm { residual: residual as *const _, factor, ..self.norm_params(Some(norm), width, (x, y))? };
+        self.push(Kernel::Norm, norm_grid(rows), LaunchParams::Norm(params));
+        Ok(())
+    }
+
+    /// `y = norm(x)` in the order of columns, of rows of a width.
+    pub(super) fn order(
+        &mut self,
+        norm: Option<&Norm>,
+        columns: &Arc<[u32]>,
+        (rows, width): (usize, usize),
+        (x, y): (u64, u64),
+    ) -> Result<()> {
+        let known = self.orders.iter().find_map(|(known, at)| Arc::ptr_eq(known, columns).then_some(*at));
+        let at = known.unwrap_or_else(|| {
+            let at = self.constants.add_words(columns.len(), || columns.to_vec());
+            self.orders.push((Arc::clone(columns), at));
+            at
+        });
+        let params = self.norm_params(norm, width, (x, y))?;
+        let y_width = u32_of("columns of a weight", columns.len())?;
+        let params = CqNorm { columns: at as *const _, y_width, ..params };
+        self.push(Kernel::Order, norm_grid(rows), LaunchParams::Order(params));
+        Ok(())
+    }
+
+    fn norm_params(&mut self, norm: Option<&Norm>, width: usize, (x, y): (u64, u64)) -> Result<CqNorm> {
+        let weight = norm.and_then(|norm| norm.weight.as_deref());
+        let bias = norm.and_then(|norm| norm.bias.as_deref());
+        let width = u32_of("width of a norm", width)?;
+        Ok(CqNorm {
             x: x as *const _,
-            weight: self.numbers(norm.weight.as_deref()) as *const _,
-            bias: self.numbers(norm.bias.as_deref()) as *const _,
-            residual: residual as *const _,
+            weight: self.numbers(weight) as *const _,
+            bias: self.numbers(bias) as *const _,
+            residual: std::ptr::null(),
             y: y as *mut _,
-            width: u32_of("width of a norm", width)?,
-            subtracts_mean: norm.subtracts_mean.into(),
-            eps: norm.eps,
-            factor,
+            columns: std::ptr::null(),
+            width,
+            y_width: width,
+            normalizes: norm.is_some().into(),
+            subtracts_mean: norm.is_some_and(|norm| norm.subtracts_mean).into(),
+            eps: norm.map_or(0., |norm| norm.eps),
+            factor: 1.,
             dtype: float_dtype(self.dtype)?,
             unused: 0,
-        };
-        let grid = Grid { blocks: (rows, 1), shared_bytes: CQ_NORM_SHARED_BYTES as usize };
-        self.push(Kernel::Norm, grid, LaunchParams::Norm(params));
-        Ok(())
+        })
     }
 
     pub(super) fn elementwise(&mut self, x: u64, up: u64, width: usize, target: Target) -> Result<()> {
@@ -310,11 +346,14 @@ struct Widths {
     experts: usize,
     top_k: usize,
     inner_of_experts: usize,
+    ordered: usize,
 }
 
 impl Widths {
     fn of(plan: &Plan) -> Self {
         let mut widths = Self::default();
+        let orders = plan.nodes.iter().flat_map(Node::projections).filter_map(|of| of.columns.as_ref());
+        widths.ordered = orders.map(|columns| columns.len()).max().unwrap_or(0);
         for node in &plan.nodes {
             match node {
                 Node::Attend(heads) => {
@@ -334,6 +373,10 @@ impl Widths {
         }
         widths
     }
+}
+
+fn norm_grid(rows: usize) -> Grid {
+    Grid { blocks: (rows, 1), shared_bytes: CQ_NORM_SHARED_BYTES as usize }
 }
 
 fn kernels_activation(activation: Activation) -> CqActivation {

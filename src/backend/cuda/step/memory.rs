@@ -33,30 +33,35 @@ impl Addresses {
     }
 }
 
-/// Numbers in f32 that launches read.
+/// Numbers of 32 bits that launches read.
 #[derive(Debug)]
 pub(super) struct Constants {
     addresses: Addresses,
     /// None while it is found out how many there are.
-    values: Option<Vec<f32>>,
+    words: Option<Vec<u32>>,
 }
 
 impl Constants {
     pub(super) fn measuring() -> Self {
-        Self { addresses: Addresses::new(Addresses::NOWHERE), values: None }
+        Self { addresses: Addresses::new(Addresses::NOWHERE), words: None }
     }
 
     /// Those that will be at an address.
     pub(super) fn at(base: u64) -> Self {
-        Self { addresses: Addresses::new(base), values: Some(Vec::new()) }
+        Self { addresses: Addresses::new(base), words: Some(Vec::new()) }
     }
 
     /// The address of `len` numbers, which `make` makes.
     pub(super) fn add<'a>(&mut self, len: usize, make: impl FnOnce() -> Cow<'a, [f32]>) -> u64 {
-        let at = self.addresses.take(len * size_of::<f32>());
-        if let Some(values) = &mut self.values {
-            values.extend_from_slice(&make());
-            values.resize(self.addresses.used() / size_of::<f32>(), 0.);
+        self.add_words(len, || make().iter().map(|number| number.to_bits()).collect())
+    }
+
+    /// The address of `len` words, which `make` makes.
+    pub(super) fn add_words(&mut self, len: usize, make: impl FnOnce() -> Vec<u32>) -> u64 {
+        let at = self.addresses.take(len * size_of::<u32>());
+        if let Some(words) = &mut self.words {
+            words.extend(make());
+            words.resize(self.addresses.used() / size_of::<u32>(), 0);
         }
         at
     }
@@ -65,8 +70,8 @@ impl Constants {
         self.addresses.used()
     }
 
-    pub(super) fn into_values(self) -> Vec<f32> {
-        self.values.unwrap_or_default()
+    pub(super) fn into_words(self) -> Vec<u32> {
+        self.words.unwrap_or_default()
     }
 }
 

@@ -264,6 +264,7 @@ impl StepLaunches {
                 work,
                 shared,
                 launches: Vec::new(),
+                orders: Vec::new(),
             };
             builder.build()
         };
@@ -276,7 +277,7 @@ impl StepLaunches {
         let constants = zeroed(measured.constants.used(), &device)?;
         let constants_at = address(&constants)?;
         let built = build(Constants::at(constants_at), work_at, measured.shared)?;
-        let numbers = built.constants.into_values();
+        let numbers = built.constants.into_words();
         // SAFETY: memory of as many numbers, which nothing uses yet; they are there until the stream has passed.
         unsafe { result::memcpy_htod_async(constants_at, &numbers, stream.cu_stream()).w()? };
         stream.synchronize().w()?;

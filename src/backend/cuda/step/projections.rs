@@ -13,6 +13,7 @@ use crate::backend::step::{Norm, Projection};
 use crate::backend::Operand;
 use candle_core::{bail, DType, Result};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// What a launch of projections is given.
 #[derive(Clone, Copy)]
@@ -43,25 +44,30 @@ impl Builder<'_> {
     ) -> Result<()> {
         let operands =
             projections.iter().map(|projection| self.operand(projection)).collect::<Result<Vec<_>>>()?;
-        // Whether the normalized source is there.
-        let mut normed = false;
+        let mut seen = Seen::default();
         let alike = projections.iter().all(|projection| {
-            projections.first().is_some_and(|first| projection.weight.format() == first.weight.format())
+            projections.first().is_some_and(|first| {
+                projection.weight.format() == first.weight.format()
+                    && is_same(projection.columns.as_ref(), first.columns.as_ref())
+            })
         });
-        if alike && self.gemv(projections, &operands, source, target, &mut normed, places)? {
-            return Ok(());
+        if let (true, Some(first)) = (alike, projections.first()) {
+            let source = self.in_order(first, source, &mut seen, places)?;
+            if self.gemv(projections, &operands, source, target, &mut seen, places)? {
+                return Ok(());
+            }
         }
         if !target.gated {
             for (index, (projection, operand)) in projections.iter().zip(&operands).enumerate() {
                 let target = Target { y: target.y.get(index..=index).unwrap_or_default(), ..target };
-                self.single(projection, operand, source, target, &mut normed, places)?;
+                self.single(projection, operand, source, target, &mut seen, places)?;
             }
             return Ok(());
         }
         let rows = projections.first().map_or(0, |projection| projection.rows);
         let plain = Target { gated: false, finish: PLAIN, residual: 0, ..target };
         for ((projection, operand), y) in projections.iter().zip(&operands).zip([places.gate, places.inner]) {
-            self.single(projection, operand, source, Target { y: &[y], ..plain }, &mut normed, places)?;
+            self.single(projection, operand, source, Target { y: &[y], ..plain }, &mut seen, places)?;
         }
         self.elementwise(places.gate, places.inner, rows, target)
     }
@@ -73,20 +79,21 @@ impl Builder<'_> {
         operand: &OperandPointers,
         source: Source,
         target: Target,
-        normed: &mut bool,
+        seen: &mut Seen,
         places: &Places,
     ) -> Result<()> {
         let operands = std::slice::from_ref(operand);
-        if self.gemv(&[projection], operands, source, target, normed, places)? {
+        let source = self.in_order(projection, source, seen, places)?;
+        if self.gemv(&[projection], operands, source, target, seen, places)? {
             return Ok(());
         }
         let &[y] = target.y else { bail!("a projection has one output") };
-        let x = self.normalized(source, normed, places)?;
+        let x = self.normalized(source, seen, places)?;
         let is_finished = is_plain(&target.finish) && target.residual == 0;
         // A residual may be where the output goes.
         let place = if target.residual == 0 { y } else { places.output };
         let format = projection.weight.format();
-        let shape = (self.sequences, projection.k);
+        let shape = (self.sequences, source.k);
         let (params, grid) = simt_launch(operand.into_rows(place), format, shape, (x, self.dtype))?;
         self.push(FormatKernels::of(format)?.simt(), grid, LaunchParams::Simt(params));
         if is_finished {
@@ -102,7 +109,7 @@ impl Builder<'_> {
         operands: &[OperandPointers],
         source: Source,
         target: Target,
-        normed: &mut bool,
+        seen: &mut Seen,
         places: &Places,
     ) -> Result<bool> {
         let Some(first) = projections.first() else { return Ok(false) };
@@ -142,7 +149,7 @@ impl Builder<'_> {
         if launches.is_none() && source.norm.is_some() {
             launches = call(places.normed, None).launches(most_shared)?;
             if launches.is_some() {
-                self.normalized(source, normed, places)?;
+                self.normalized(source, seen, places)?;
             }
         }
         let Some(launches) = launches else { return Ok(false) };
@@ -157,14 +164,31 @@ impl Builder<'_> {
     }
 
     /// Where the source is normalized, which happens once.
-    fn normalized(&mut self, source: Source, normed: &mut bool, places: &Places) -> Result<u64> {
+    fn normalized(&mut self, source: Source, seen: &mut Seen, places: &Places) -> Result<u64> {
         let Some(norm) = source.norm else { return Ok(source.x) };
-        if !*normed {
+        if !seen.normed {
             let rows = (self.sequences, source.k);
             self.norm(norm, rows, (source.x, places.normed), (1., 0))?;
-            *normed = true;
+            seen.normed = true;
         }
         Ok(places.normed)
+    }
+
+    /// What a projection sees: the source, or the normalized source in the order of the projection's columns.
+    fn in_order<'a>(
+        &mut self,
+        projection: &Projection,
+        source: Source<'a>,
+        seen: &mut Seen,
+        places: &Places,
+    ) -> Result<Source<'a>> {
+        let Some(columns) = &projection.columns else { return Ok(source) };
+        if !is_same(seen.order.as_ref(), Some(columns)) {
+            let rows = (self.sequences, source.k);
+            self.order(source.norm, columns, rows, (source.x, places.ordered))?;
+            seen.order = Some(Arc::clone(columns));
+        }
+        Ok(Source { x: places.ordered, k: columns.len(), norm: None })
     }
 
     fn operand(&mut self, projection: &Projection) -> Result<OperandPointers> {
@@ -172,6 +196,23 @@ impl Builder<'_> {
         let pointers = operand.addresses(self.stream)?.pointers(0)?;
         let bias = self.numbers(projection.bias.as_deref());
         Ok(OperandPointers { bias: bias as *const _, bias_dtype: CQ_F32, ..pointers })
+    }
+}
+
+/// What there is of a source.
+#[derive(Default)]
+struct Seen {
+    /// Whether it is normalized.
+    normed: bool,
+    /// The order of columns that it was brought into last.
+    order: Option<Arc<[u32]>>,
+}
+
+/// Whether two orders of columns are the same one; one order of several projections is.
+fn is_same(a: Option<&Arc<[u32]>>, b: Option<&Arc<[u32]>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (a, b) => a.is_none() && b.is_none(),
     }
 }
 
