@@ -19,7 +19,8 @@ pub(crate) struct NewToken<'a> {
     pub(crate) sinks: Option<&'a Tensor>,
     pub(crate) scale: f32,
     pub(crate) softcap: Option<f32>,
-    pub(crate) position: usize,
+    /// Of each sequence.
+    pub(crate) positions: &'a [usize],
     /// What of the cache it sees.
     pub(crate) config: &'a KvCacheConfig,
     /// Rows of the cache that were there before the work that was put into the stream last.
@@ -38,7 +39,7 @@ pub(crate) struct NewToken<'a> {
 /// no gradient.
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit, options name sequences, which have all the same length here, or there is no
+/// If shapes, dtypes or devices do not fit, options name sequences, of which all have a token here, or there is no
 /// room for the token ([`Error::OutOfCache`]).
 pub fn decode_attention(
     q: &Tensor,
@@ -75,11 +76,11 @@ pub fn decode_attention(
         sinks: sinks.as_ref(),
         scale: options.scale,
         softcap: options.softcap,
-        position: cache.len(),
+        positions: cache.lens(),
         config: cache.config(),
         settled,
     };
     let Some(y) = cuda::attend(&rows, &token)? else { return Ok(None) };
-    cache.launched();
+    cache.launched(|_| true);
     Ok(Some(without_gradient("kv-cache-attention", &[q, k, v], y)?))
 }

@@ -90,7 +90,7 @@ impl StepLaunches {
         error()
     }
 
-    pub(crate) fn run(&mut self, _: &Tensor, _: &[CacheRows], _: usize) -> Result<Tensor> {
+    pub(crate) fn run(&mut self, _: &Tensor, _: &[CacheRows], _: &[u32]) -> Result<Tensor> {
         match *self {}
     }
 
@@ -98,7 +98,7 @@ impl StepLaunches {
         &mut self,
         _: &[u32],
         _: &[CacheRows],
-        _: usize,
+        _: &[u32],
         _: (&Choice, Draw),
     ) -> Result<Vec<u32>> {
         match *self {}

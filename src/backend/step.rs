@@ -193,6 +193,9 @@ impl Plan {
     }
 }
 
+/// Where a sequence stands that has no token in a step on a device.
+pub(crate) const NO_POSITION: u32 = u32::MAX;
+
 /// The memory of a layer's keys and values on a device, and what queries see of it.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]

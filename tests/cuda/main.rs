@@ -30,6 +30,7 @@ mod sample;
 mod special;
 mod step_experts;
 mod step_orders;
+mod step_ragged;
 mod steps;
 mod views;
 

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const WINDOW: usize = 40;
 
 /// Two layers of the bundled model: four heads of 64 elements, on two heads of keys. With a layer's down projection.
-fn plan(device: &Device, dtype: DType) -> (StepPlan, Linear) {
+pub fn plan(device: &Device, dtype: DType) -> (StepPlan, Linear) {
     let checkpoint = Checkpoint::open(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny")).unwrap();
     let vb = VarBuilder::from_checkpoint(&checkpoint, dtype, device).pp("model");
     let table = embedding(640, 256, vb.pp("embed_tokens")).unwrap();
@@ -57,7 +57,7 @@ fn plan(device: &Device, dtype: DType) -> (StepPlan, Linear) {
     (plan.head(HeadBlock::new(&norm, &head)).unwrap(), last.unwrap())
 }
 
-fn caches(dtype: DType, max_tokens: usize) -> Vec<DeviceKvCache> {
+pub fn caches(dtype: DType, max_tokens: usize) -> Vec<DeviceKvCache> {
     let format = if dtype == DType::F32 { KvFormat::F32 } else { KvFormat::Bf16 };
     let config = KvCacheConfig { keys: format, values: format, max_tokens, ..KvCacheConfig::new(2, 64) };
     let windowed = KvCacheConfig { window: Some(WINDOW), ..config };
@@ -65,14 +65,14 @@ fn caches(dtype: DType, max_tokens: usize) -> Vec<DeviceKvCache> {
 }
 
 /// The same on the CPU.
-fn on_cpu() -> (StepPlan, Vec<KvCache>) {
+pub fn on_cpu() -> (StepPlan, Vec<KvCache>) {
     let config = KvCacheConfig::new(2, 64);
     let windowed = KvCacheConfig { window: Some(WINDOW), ..config };
     let caches = [config, windowed].map(|config| KvCache::new(config).unwrap());
     (plan(&Device::Cpu, DType::F32).0, caches.into())
 }
 
-fn id(position: usize, sequence: usize) -> u32 {
+pub fn id(position: usize, sequence: usize) -> u32 {
     ((position * 37 + sequence * 101 + 5) % 640) as u32
 }
 

@@ -8,7 +8,7 @@ use super::attend::{Attend, AttendShape};
 use super::bindings::CqAttend;
 use super::card::Card;
 use super::launch::{launch, Grid};
-use super::memory::{address_mut, allocate, Locked, View};
+use super::memory::{address_mut, allocate, u32_of, Locked, View};
 use super::workspace;
 use crate::backend::NewToken;
 pub(super) use call::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
@@ -28,16 +28,32 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
     let [_, _, kv_heads, capacity, _] = cache.dims()[..] else { bail!("a cache has five dimensions") };
     let stream = device.cuda_stream();
     let card = Card::of(stream.context())?;
-    let position = token.position;
+    let each = match token.positions {
+        [first, rest @ ..] if rest.iter().all(|position| position == first) => None,
+        each => {
+            let each =
+                each.iter().map(|position| u32_of("position", *position)).collect::<Result<Vec<_>>>()?;
+            Some(Tensor::new(each, cache.device())?)
+        }
+    };
+    let each = each.as_ref().map(Locked::new);
+    let each = match &each {
+        Some(each) => Some(each.view()?.address(&stream)?),
+        None => None,
+    };
+    let positions = match (&each, token.positions.first()) {
+        (None, Some(&position)) => {
+            let first = token.config.first_seen(position);
+            Positions::Known { first, position, settled: token.settled }
+        }
+        // The copy of the positions waits for all that was launched before.
+        (each, _) => Positions::OnDevice(each.as_ref().map_or(0, |each| each.get())),
+    };
     let call = AttendCall {
         shape: AttendShape { sequences: batch, heads, kv_heads, head_dim },
         dtype: token.q.dtype(),
         capacity,
-        positions: Positions::Known {
-            first: token.config.first_seen(position),
-            position,
-            settled: token.settled,
-        },
+        positions,
         window: token.config.window,
         is_chunked: token.config.is_chunked,
         scale: token.scale,

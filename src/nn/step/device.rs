@@ -2,13 +2,14 @@
 
 use super::StepPlan;
 use crate::backend::sample::{finite, Choice, Draw, SampleOptions};
-use crate::backend::step::{CacheRows, GraphMode};
+use crate::backend::step::{CacheRows, GraphMode, NO_POSITION};
 use crate::{backend, DeviceKvCache, Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::borrow::BorrowMut;
 use std::fmt;
 
-/// The steps of a [`StepPlan`] on a CUDA device, for one token of each of a number of sequences that have the same length.
+/// The steps of a [`StepPlan`] on a CUDA device, for one token of each of a number of sequences, or of some of them, each of its own
+/// length.
 ///
 /// A step is a list of launches, five for most layers, six for layers of experts, in which no kernel of candle's is. The first one runs them one by one;
 /// they are then captured as a CUDA graph, which serves every position until a cache grows. Both give the same bits.
@@ -76,14 +77,27 @@ impl DeviceStep {
     /// If ids or caches do not fit the plan and each other, a cache is full ([`Error::OutOfCache`]), an adapter of a layer is
     /// active, somebody is capturing the device's stream, or the device fails. Nothing is appended then.
     pub fn run(&mut self, ids: &Tensor, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<Tensor> {
+        self.run_some(ids, &vec![true; self.sequences], caches)
+    }
+
+    /// As [`run`](Self::run), of the sequences that are active. Nothing is appended to others, whose logits mean nothing.
+    ///
+    /// # Errors
+    /// As those of it; if there is not a flag for each sequence, or none is active.
+    pub fn run_some(
+        &mut self,
+        ids: &Tensor,
+        active: &[bool],
+        caches: &mut [impl BorrowMut<DeviceKvCache>],
+    ) -> Result<Tensor> {
         let device = &self.plan.device;
         if ids.dims() != [self.sequences] || ids.dtype() != DType::U32 || !ids.device().same_device(device) {
             let expected = format!("[{}] of U32 on {:?}", self.sequences, device.location());
             return Err(Error::mismatch("ids", expected, format!("{ids:?}")));
         }
-        let (rows, position) = self.room(caches)?;
-        let logits = self.launches.run(&ids.contiguous()?, &rows, position)?;
-        caches.iter_mut().for_each(|cache| cache.borrow_mut().launched());
+        let (rows, positions) = self.room(caches, active)?;
+        let logits = self.launches.run(&ids.contiguous()?, &rows, &positions)?;
+        launched(caches, active);
         Ok(logits)
     }
 
@@ -102,26 +116,53 @@ impl DeviceStep {
         seed: u64,
         step: u64,
     ) -> Result<Vec<u32>> {
+        let ids: Vec<_> = ids.iter().copied().map(Some).collect();
+        let tokens = self.next_some(&ids, caches, options, seed, step)?;
+        Ok(tokens.into_iter().flatten().collect())
+    }
+
+    /// As [`next`](Self::next), of the sequences with an id: those without one get no token, and nothing is appended to them.
+    ///
+    /// # Errors
+    /// As those of it; if no sequence has an id.
+    pub fn next_some(
+        &mut self,
+        ids: &[Option<u32>],
+        caches: &mut [impl BorrowMut<DeviceKvCache>],
+        options: &SampleOptions,
+        seed: u64,
+        step: u64,
+    ) -> Result<Vec<Option<u32>>> {
         options.validate()?;
-        if ids.len() != self.sequences {
-            let expected = format!("{}, one for each sequence", self.sequences);
-            return Err(Error::mismatch("ids", expected, ids.len().to_string()));
-        }
         let vocabulary = self.plan.plan.vocabulary;
-        if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
+        if let Some(id) = ids.iter().flatten().find(|id| **id as usize >= vocabulary) {
             let expected = format!("each below {vocabulary}, the size of the vocabulary");
             return Err(Error::mismatch("ids", expected, id.to_string()));
         }
-        let (rows, position) = self.room(caches)?;
+        let active: Vec<_> = ids.iter().map(Option::is_some).collect();
+        let (rows, positions) = self.room(caches, &active)?;
         let choice = Choice::new(options, self.plan.outputs);
-        let tokens = self.launches.next(ids, &rows, position, (&choice, Draw { seed, step }))?;
-        caches.iter_mut().for_each(|cache| cache.borrow_mut().launched());
-        finite(tokens)
+        let ids: Vec<_> = ids.iter().map(|id| id.unwrap_or(0)).collect();
+        let tokens = self.launches.next(&ids, &rows, &positions, (&choice, Draw { seed, step }))?;
+        launched(caches, &active);
+        let tokens = tokens.into_iter().zip(active).map(|(token, is_active)| is_active.then_some(token));
+        let tokens: Vec<_> = tokens.collect();
+        finite(tokens.iter().flatten().copied().collect())?;
+        Ok(tokens)
     }
 
-    /// The caches' memory, with room for one more token of each sequence, and where it will stand.
-    fn room(&mut self, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<(Vec<CacheRows>, usize)> {
+    /// The caches' memory, with room for one more token of each active sequence, and where it will stand: of others nowhere.
+    fn room(
+        &mut self,
+        caches: &mut [impl BorrowMut<DeviceKvCache>],
+        active: &[bool],
+    ) -> Result<(Vec<CacheRows>, Vec<u32>)> {
         self.plan.check_caches(caches.len())?;
+        if active.len() != self.sequences || !active.contains(&true) {
+            let expected = format!("{}, one for each sequence, some of them active", self.sequences);
+            let found = format!("{} for {}", active.iter().filter(|is| **is).count(), active.len());
+            return Err(Error::mismatch("tokens of a step", expected, found));
+        }
         if let Some(slot) = self.plan.adapters.iter().chain(&*self.plan.others).find(|slot| slot.is_active())
         {
             return Err(Error::Unsupported {
@@ -135,22 +176,34 @@ impl DeviceStep {
                 remedy: "call the layers one by one in it".to_string(),
             });
         }
-        let position = caches.first().map_or(0, |cache| cache.borrow().len());
+        let lens = match caches.first().map(|cache| cache.borrow().lens()) {
+            // Before the first token.
+            None | Some([]) => vec![0; self.sequences],
+            Some(lens) => lens.to_vec(),
+        };
+        let needed = lens.iter().zip(active).filter(|(_, is_active)| **is_active).map(|(len, _)| len + 1);
+        let needed = needed.max().unwrap_or(0);
         if !caches.iter().all(|cache| cache.borrow().has_room(self.sequences, 1)) {
             // What they have outgrown is not to stay beside what they get.
             self.launches.release();
         }
         let room = |cache: &mut DeviceKvCache| {
-            if cache.len() != position {
-                let expected = format!("{position} tokens, as the first");
-                return Err(Error::mismatch("cache", expected, cache.len().to_string()));
+            if cache.lens() != lens && !(cache.lens().is_empty() && needed == 1) {
+                let expected = format!("{lens:?} tokens, as the first");
+                return Err(Error::mismatch("cache", expected, format!("{:?}", cache.lens())));
             }
-            let (rows, _) = cache.room_on(&self.plan.device, self.sequences, 1)?;
+            let (rows, _) = cache.room_on(&self.plan.device, self.sequences, needed)?;
             let config = cache.config();
             Ok(CacheRows { rows, window: config.window, is_chunked: config.is_chunked })
         };
         let rows = caches.iter_mut().map(|cache| room(cache.borrow_mut())).collect::<Result<_>>()?;
-        Ok((rows, position))
+        let position = |(len, is_active): (&usize, &bool)| match is_active {
+            true => u32::try_from(*len).map_err(|_| {
+                Error::mismatch("tokens of a sequence", "a position of 32 bits", len.to_string())
+            }),
+            false => Ok(NO_POSITION),
+        };
+        Ok((rows, lens.iter().zip(active).map(position).collect::<Result<_>>()?))
     }
 
     /// Launches of a step; none before the first one.
@@ -175,6 +228,12 @@ impl DeviceStep {
     pub fn sequences(&self) -> usize {
         self.sequences
     }
+}
+
+/// A step has appended a token of each active sequence.
+fn launched(caches: &mut [impl BorrowMut<DeviceKvCache>], active: &[bool]) {
+    let is_active = |sequence: usize| active.get(sequence).copied().unwrap_or(false);
+    caches.iter_mut().for_each(|cache| cache.borrow_mut().launched(is_active));
 }
 
 impl fmt::Debug for DeviceStep {

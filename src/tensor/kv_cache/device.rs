@@ -5,10 +5,10 @@ use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::fmt;
 
-/// Keys and values of one layer of a decoder on a GPU, for a batch of sequences that have the same length.
+/// Keys and values of one layer of a decoder on a GPU, for a batch of sequences, each of its own length.
 ///
-/// [`ops::decode_attention`](crate::ops::decode_attention) appends one token to it and attends; [`append`](Self::append)
-/// adds any number, for attention by other means. It grows by a quarter when it is full, which copies it. With a window, too,
+/// [`ops::decode_attention`](crate::ops::decode_attention) appends one token of each to it and attends; [`append`](Self::append)
+/// adds any number, for attention by other means, and [`append_to`](Self::append_to) those of one sequence. It grows by a quarter when it is full, which copies it. With a window, too,
 /// it keeps all tokens. A CUDA graph that was captured with it holds until it grows, or is used with another batch: then its
 /// memory is another, and the step has to be captured anew.
 ///
@@ -26,7 +26,8 @@ pub struct DeviceKvCache {
     config: KvCacheConfig,
     /// Keys, then values: `[2, B, kv_heads, capacity, head_dim]`.
     rows: Option<Tensor>,
-    len: usize,
+    /// Tokens of each sequence; none while nothing says how many there are.
+    lens: Vec<usize>,
     /// Rows that were there before the work that was put into the stream last: a launch may read them while that still runs.
     settled: usize,
 }
@@ -47,7 +48,15 @@ impl DeviceKvCache {
                 remedy: "choose f32, f16 or bf16 for both".to_string(),
             });
         }
-        Ok(Self { config, rows: None, len: 0, settled: 0 })
+        Ok(Self { config, rows: None, lens: Vec::new(), settled: 0 })
+    }
+
+    /// As [`new`](Self::new), for so many sequences, which need not get their first tokens together.
+    ///
+    /// # Errors
+    /// As those of it.
+    pub fn of_sequences(config: KvCacheConfig, sequences: usize) -> Result<Self> {
+        Ok(Self { lens: vec![0; sequences], ..Self::new(config)? })
     }
 
     /// What the cache is for.
@@ -55,14 +64,19 @@ impl DeviceKvCache {
         &self.config
     }
 
-    /// Tokens of each sequence: the position of the next one.
+    /// Tokens of the longest sequence.
     pub fn len(&self) -> usize {
-        self.len
+        self.lens.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Tokens of each sequence: the positions of the next ones. None before anything says how many sequences there are.
+    pub fn lens(&self) -> &[usize] {
+        &self.lens
     }
 
     /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Bytes of what is allocated.
@@ -75,7 +89,7 @@ impl DeviceKvCache {
         let Some(&[_, sequences, _, capacity, _]) = self.rows.as_ref().map(Tensor::dims) else {
             return false;
         };
-        sequences == batch && self.len.saturating_add(tokens) <= capacity
+        sequences == batch && self.len().saturating_add(tokens) <= capacity
     }
 
     /// The most rows of each head that are allocated for texts of so many tokens.
@@ -90,70 +104,107 @@ impl DeviceKvCache {
 
     /// Forgets the tokens from position `len` on.
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+        self.lens.iter_mut().for_each(|of_one| *of_one = len.min(*of_one));
         self.settled = self.settled.min(len);
     }
 
-    /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, and returns the keys and values of all tokens, `[B, kv_heads, len,
+    /// Forgets the tokens of a sequence from position `len` on, so that another text may begin there.
+    pub fn truncate_sequence(&mut self, sequence: usize, len: usize) {
+        if let Some(of_one) = self.lens.get_mut(sequence) {
+            *of_one = len.min(*of_one);
+        }
+        self.settled = self.settled.min(len);
+    }
+
+    /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, to sequences of one length, and returns the keys and values of all tokens, `[B, kv_heads, len,
     /// head_dim]`, which are those of the cache and change with it until it grows.
     ///
     /// # Errors
-    /// If shapes or dtypes do not fit, or there is no room for the tokens ([`Error::OutOfCache`]): the cache is then as before.
+    /// If shapes or dtypes do not fit, sequences have not the same length, or there is no room for the tokens
+    /// ([`Error::OutOfCache`]): the cache is then as before.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
-        if v.dims() != k.dims() || v.dtype() != k.dtype() {
-            let (expected, found) = ((k.dtype(), k.dims()), (v.dtype(), v.dims()));
-            let expected = format!("{expected:?}, as keys");
-            return Err(Error::mismatch("values for a cache", expected, format!("{found:?}")));
+        if self.lens.iter().any(|of_one| *of_one != self.len()) {
+            let (expected, found) = ("one length, or append_to for each", format!("{:?}", self.lens));
+            return Err(Error::mismatch("sequences of a cache", expected, found));
         }
-        let tokens = k.dim(1)?;
-        let (rows, settled) = self.room_for(k, tokens)?;
-        let len = self.len + tokens;
-        let part = |index: usize, new: &Tensor| -> Result<Tensor> {
-            let rows = rows.get(index)?;
-            rows.slice_set(&new.transpose(1, 2)?.contiguous()?, 2, self.len)?;
-            Ok(rows.narrow(2, 0, len)?)
+        let (rows, settled) = self.room_for(k, k.dim(1)?)?;
+        let parts = put([k, v], &rows, self.len())?;
+        let len = self.len() + k.dim(1)?;
+        self.lens.iter_mut().for_each(|of_one| *of_one = len);
+        self.settled = settled;
+        Ok(parts)
+    }
+
+    /// Appends `k` and `v`, `[1, T, kv_heads, head_dim]`, to one of the sequences, and returns its keys and values of all tokens,
+    /// `[1, kv_heads, len, head_dim]`, as [`append`](Self::append) does.
+    ///
+    /// # Errors
+    /// As those of it; if there is no such sequence.
+    pub fn append_to(&mut self, sequence: usize, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
+        let sequences = self.lens.len();
+        let Some(&len) = self.lens.get(sequence) else {
+            let expected = format!("one below {sequences}, as many as of_sequences or the first tokens say");
+            return Err(Error::mismatch("sequence of a cache", expected, sequence.to_string()));
         };
-        let parts = [part(0, k)?, part(1, v)?];
-        (self.len, self.settled) = (len, settled);
+        self.check(k)?;
+        if k.dim(0)? != 1 {
+            let expected = "[1, T, kv_heads, head_dim], those of one sequence";
+            return Err(Error::mismatch("keys for a sequence", expected, format!("{:?}", k.dims())));
+        }
+        let needed = len.saturating_add(k.dim(1)?);
+        let (rows, _) = self.room_on(k.device(), sequences, needed)?;
+        let parts = put([k, v], &rows.narrow(1, sequence, 1)?, len)?;
+        if let Some(of_one) = self.lens.get_mut(sequence) {
+            *of_one = needed;
+        }
+        // What others do not know of has been put into the stream.
+        self.settled = 0;
         Ok(parts)
     }
 
     /// The rows, with room for `tokens` more of each sequence, like those of `k` `[B, T, kv_heads, head_dim]`, and how many
     /// of them are settled.
     pub(crate) fn room_for(&mut self, k: &Tensor, tokens: usize) -> Result<(Tensor, usize)> {
+        self.check(k)?;
+        self.room_on(k.device(), k.dim(0)?, self.len().saturating_add(tokens))
+    }
+
+    fn check(&self, k: &Tensor) -> Result<()> {
         let KvCacheConfig { kv_heads, head_dim, keys, .. } = self.config;
-        let (batch, _, heads, size) = k.dims4()?;
+        let (_, _, heads, size) = k.dims4()?;
         if (heads, size) != (kv_heads, head_dim) || Some(k.dtype()) != dtype(keys) {
             let (expected, found) = (format!("{keys} [B, T, {kv_heads}, {head_dim}]"), (k.dtype(), k.dims()));
             return Err(Error::mismatch("keys for a cache", expected, format!("{found:?}")));
         }
-        self.room_on(k.device(), batch, tokens)
+        Ok(())
     }
 
-    /// The rows on a device, with room for `tokens` more of each of `batch` sequences, and how many of them are settled.
+    /// The rows on a device, as many as `needed` of each of `batch` sequences, and how many of them are settled.
     pub(crate) fn room_on(
         &mut self,
         device: &Device,
         batch: usize,
-        tokens: usize,
+        needed: usize,
     ) -> Result<(Tensor, usize)> {
         let KvCacheConfig { kv_heads, head_dim, keys, max_tokens, .. } = self.config;
         let Some(dtype) = dtype(keys) else {
             return Err(Error::mismatch("cache", "floats", keys.to_string()));
         };
-        let needed = self.len.saturating_add(tokens);
         if needed > max_tokens {
             return Err(Error::OutOfCache { needed, max_tokens });
         }
         let fits = |rows: &&Tensor| rows.dims().get(1) == Some(&batch) && rows.device().same_device(device);
         if !self.rows.as_ref().is_some_and(|rows| fits(&rows)) {
-            if self.len > 0 {
+            if !self.is_empty() {
                 let expected = "as many sequences as before, on the same device";
                 let found = format!("{batch} on {:?}", device.location());
                 return Err(Error::mismatch("sequences for a cache", expected, found));
             }
             // Before there are others.
             self.rows = None;
+        }
+        if self.lens.len() != batch {
+            self.lens = vec![0; batch];
         }
         let old = self.rows.as_ref();
         if let Some(rows) = old.filter(|rows| rows.dim(3).is_ok_and(|capacity| capacity >= needed)) {
@@ -178,12 +229,30 @@ impl DeviceKvCache {
         std::ptr::eq(&*own, &*other)
     }
 
-    /// A launch has appended one token, and everything that was put into the stream before it will be done when another one
-    /// reads.
-    pub(crate) fn launched(&mut self) {
-        self.settled = self.len;
-        self.len += 1;
+    /// A launch has appended one token of each sequence that is active, and everything that was put into the stream before it
+    /// will be done when another one reads.
+    pub(crate) fn launched(&mut self, is_active: impl Fn(usize) -> bool) {
+        self.settled = self.lens.iter().copied().min().unwrap_or(0);
+        let lens = self.lens.iter_mut().enumerate();
+        lens.filter(|(sequence, _)| is_active(*sequence)).for_each(|(_, len)| *len += 1);
     }
+}
+
+/// Puts keys and values `[B, T, kv_heads, head_dim]` into rows `[2, B, kv_heads, capacity, head_dim]` from one on, and returns
+/// what is then there up to their end.
+fn put(parts: [&Tensor; 2], rows: &Tensor, from: usize) -> Result<[Tensor; 2]> {
+    let [k, v] = parts;
+    if v.dims() != k.dims() || v.dtype() != k.dtype() {
+        let (expected, found) = ((k.dtype(), k.dims()), (v.dtype(), v.dims()));
+        let expected = format!("{expected:?}, as keys");
+        return Err(Error::mismatch("values for a cache", expected, format!("{found:?}")));
+    }
+    let part = |index: usize, new: &Tensor| -> Result<Tensor> {
+        let rows = rows.get(index)?;
+        rows.slice_set(&new.transpose(1, 2)?.contiguous()?, 2, from)?;
+        Ok(rows.narrow(2, 0, from + new.dim(1)?)?)
+    };
+    Ok([part(0, k)?, part(1, v)?])
 }
 
 /// Rows of a cache that had `capacity` and needs more.
@@ -204,6 +273,6 @@ fn dtype(format: KvFormat) -> Option<DType> {
 
 impl fmt::Debug for DeviceKvCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceKvCache").field("config", &self.config).field("len", &self.len).finish()
+        f.debug_struct("DeviceKvCache").field("config", &self.config).field("lens", &self.lens).finish()
     }
 }

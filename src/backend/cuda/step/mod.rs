@@ -15,7 +15,7 @@ mod pinned;
 mod projections;
 
 use super::card::Card;
-use super::memory::{address_mut, allocate, u32_of, Locked};
+use super::memory::{address_mut, allocate, Locked};
 use crate::backend::sample::{Choice, Draw};
 use crate::backend::step::{CacheRows, GraphMode, Node, Plan};
 use crate::Error;
@@ -134,11 +134,12 @@ impl StepLaunches {
         self.bound = None;
     }
 
-    /// The logits `[sequences, outputs]`, in the dtype of activations, of the tokens `ids` `[sequences]`, U32 on the device, all of
-    /// which stand at `position`. Their keys and values are appended to the caches, which have room for them.
-    pub(crate) fn run(&mut self, ids: &Tensor, caches: &[CacheRows], position: usize) -> Result<Tensor> {
-        let (stream, position) = (self.stream()?, u32_of("position", position)?);
-        let logits = self.submit(ids, caches, position, &stream);
+    /// The logits `[sequences, outputs]`, in the dtype of activations, of the tokens `ids` `[sequences]`, U32 on the device, which
+    /// stand at `positions` or, at `NO_POSITION`, are none. Their keys and values are appended to the
+    /// caches, which have room for them.
+    pub(crate) fn run(&mut self, ids: &Tensor, caches: &[CacheRows], positions: &[u32]) -> Result<Tensor> {
+        let stream = self.stream()?;
+        let logits = self.submit(ids, caches, positions, &stream);
         let recorded = self.done.record(&stream);
         if logits.is_err() {
             self.bound = None;
@@ -150,22 +151,31 @@ impl StepLaunches {
         &mut self,
         ids: &Tensor,
         caches: &[CacheRows],
-        position: u32,
+        positions: &[u32],
         stream: &Arc<CudaStream>,
     ) -> Result<Tensor> {
+        if positions.len() != self.sequences {
+            bail!("{} positions for {} sequences", positions.len(), self.sequences);
+        }
         let (sequences, outputs, mode, dtype) = (self.sequences, self.outputs, self.mode, self.dtype);
         let bound = self.bound(caches, stream)?;
         let places = bound.places;
         {
             let locked = Locked::new(ids);
             let from = locked.view()?.address(stream)?;
-            // SAFETY: ids are as many as there are sequences, both places are memory of this step, which its launches use in
-            // this stream alone.
+            // SAFETY: ids and positions are as many as there are sequences, both places are memory of this step, which its launches
+            // use in this stream alone. What is copied from ordinary memory of the host has been read when the call returns.
             unsafe {
                 let bytes = sequences * size_of::<u32>();
                 result::memcpy_dtod_async(places.ids, from.get(), bytes, stream.cu_stream()).w()?;
-                let filled = sys::cuMemsetD32Async(places.positions, position, sequences, stream.cu_stream());
-                filled.result().w()?;
+                match positions {
+                    [first, rest @ ..] if rest.iter().all(|position| position == first) => {
+                        let filled =
+                            sys::cuMemsetD32Async(places.positions, *first, sequences, stream.cu_stream());
+                        filled.result().w()?;
+                    }
+                    _ => result::memcpy_htod_async(places.positions, positions, stream.cu_stream()).w()?,
+                }
             }
         }
         bound.run(None, (stream, mode))?;
@@ -187,18 +197,16 @@ impl StepLaunches {
         &mut self,
         ids: &[u32],
         caches: &[CacheRows],
-        position: usize,
+        positions: &[u32],
         (choice, draw): (&Choice, Draw),
     ) -> Result<Vec<u32>> {
-        let (stream, position) = (self.stream()?, u32_of("position", position)?);
-        let (sequences, mode) = (self.sequences, self.mode);
-        if ids.len() != sequences {
-            bail!("{} ids for {sequences} sequences", ids.len());
+        let (stream, sequences, mode) = (self.stream()?, self.sequences, self.mode);
+        if [ids.len(), positions.len()] != [sequences; 2] {
+            bail!("{} ids and {} positions for {sequences} sequences", ids.len(), positions.len());
         }
         let bound = self.bound(caches, &stream)?;
         let draw = [draw.seed, draw.step].into_iter().flat_map(u64::to_ne_bytes);
-        let numbers =
-            std::iter::repeat_n(&position, sequences).chain(ids).flat_map(|number| number.to_ne_bytes());
+        let numbers = positions.iter().chain(ids).flat_map(|number| number.to_ne_bytes());
         // SAFETY: whoever submitted the copies of the step before has waited for them, or failed and dropped this memory.
         let host = unsafe { bound.host.bytes() };
         host.iter_mut().zip(draw.chain(numbers)).for_each(|(to, byte)| *to = byte);
