@@ -11,6 +11,7 @@ mod journal;
 mod options;
 mod quality;
 mod repack;
+mod rows;
 mod shard_file;
 mod sidecars;
 mod source_digest;

@@ -9,6 +9,7 @@ mod ollama;
 pub(super) mod ollama_manifest;
 mod slm1;
 mod uqff;
+mod uqff_entries;
 mod uqff_report;
 
 pub(super) use experts::ExpertLayout;

@@ -3,6 +3,7 @@
 
 use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
+use super::uqff_entries::{count, family, of_ggml, of_whole, AFQ, MXFP4, UNQUANT};
 use super::uqff_report::report;
 use crate::convert::output::{Job, OutputFile, OutputTensor, SourcePart, Style, Work};
 use crate::convert::recipe::{of_experts, rows, Fallback, FileType, Role, Spec};
@@ -25,22 +26,6 @@ pub(super) const PRODUCER: &str = "candle-quant";
 
 /// Major, minor and patch.
 const VERSION: [(&str, u32); 3] = [("major", 1), ("minor", 2), ("patch", 0)];
-
-/// What `<module>.weight.format` says of blocks of GGML's types, of layers that are not packed, and of the types of mistral.rs.
-const GGML: u8 = 0;
-const UNQUANT: u8 = 1;
-const HQQ: u8 = 2;
-const FP8: u8 = 3;
-const AFQ: u8 = 4;
-const F8Q8: u8 = 5;
-const MXFP4: u8 = 6;
-
-/// The number of F8_E4M3 in mistral.rs' table of dtypes.
-const F8_E4M3: u32 = 9;
-
-/// Elements of a group of HQQ, and how often mistral.rs moves zeros.
-const HQQ_GROUP: u32 = 64;
-const HQQ_STEPS: u32 = 10;
 
 /// The numbers of GGML's types that a reader of these files knows.
 const GGML_TYPES: [u32; 12] = [2, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -262,85 +247,6 @@ impl TargetKind for Uqff {
     }
 }
 
-fn count(dims: &[usize]) -> u64 {
-    dims.iter().fold(1u64, |all, dim| all.saturating_mul(*dim as u64))
-}
-
-/// An entry of the shape of a weight.
-fn shape(module: &str, dims: &[usize]) -> Result<OutputTensor> {
-    let sizes = dims.iter().map(|dim| u32::try_from(*dim).map(u32::to_le_bytes));
-    let Ok(sizes) = sizes.collect::<std::result::Result<Vec<_>, _>>() else {
-        return Err(Error::mismatch(format!("`{module}.weight`"), "sizes of 32 bits", format!("{dims:?}")));
-    };
-    Ok(OutputTensor::known(tensor_of(module, "weight.shape"), Dtype::U32, vec![dims.len()], &sizes.concat()))
-}
-
-fn number(module: &str, part: &str, number: u32) -> OutputTensor {
-    OutputTensor::scalar(tensor_of(module, part), Dtype::U32, &number.to_le_bytes())
-}
-
-/// The tensors of a weight in blocks of a type of GGML.
-fn of_ggml(name: &str, dims: &[usize], id: u32, bytes: u64) -> Result<Vec<OutputTensor>> {
-    let module = module_of(name).unwrap_or(name);
-    let size = usize::try_from(bytes).unwrap_or(usize::MAX);
-    Ok(vec![
-        OutputTensor::new(tensor_of(module, "weight"), Dtype::U8, vec![size])?,
-        number(module, "weight.dtype", id),
-        shape(module, dims)?,
-        family(module, GGML),
-    ])
-}
-
-/// The tensors of a type that is made of a whole matrix: those that are not known yet come first, in the order in which it is
-/// quantized.
-fn of_whole(name: &str, dims: &[usize], kind: UqffType) -> Result<Vec<OutputTensor>> {
-    let module = module_of(name).unwrap_or(name);
-    let part = |part: &str| tensor_of(module, part);
-    let elements = usize::try_from(count(dims)).unwrap_or(usize::MAX);
-    let byte = |name: &str, byte: u8| OutputTensor::scalar(part(name), Dtype::U8, &[byte]);
-    let hqq = |bits: u8| {
-        let groups = elements / HQQ_GROUP as usize;
-        let of_group = HQQ_GROUP as usize * usize::from(bits) / 8;
-        Ok(vec![
-            OutputTensor::new(part("weight"), Dtype::U8, vec![of_group, groups])?,
-            OutputTensor::new(part("weight.scales"), Dtype::F32, vec![1, groups])?,
-            OutputTensor::new(part("weight.zeros"), Dtype::F32, vec![1, groups])?,
-            shape(module, dims)?,
-            byte("weight.bits", bits),
-            number(module, "weight.group_size", HQQ_GROUP),
-            byte("weight.axis", 0),
-            number(module, "weight.optimization_steps", HQQ_STEPS),
-            byte("weight.round_zeros", 0),
-            byte("weight.channel_wise", 1),
-            family(module, HQQ),
-        ])
-    };
-    match kind {
-        UqffType::Hqq4 => hqq(4),
-        UqffType::Hqq8 => hqq(8),
-        UqffType::Fp8 => Ok(vec![
-            OutputTensor::new(part("weight"), Dtype::F8_E4M3, dims.to_vec())?,
-            OutputTensor::new(part("weight.dequant_w_scale"), Dtype::F32, Vec::new())?,
-            OutputTensor::new(part("weight.dequant_x_scale"), Dtype::F32, Vec::new())?,
-            OutputTensor::new(part("weight.quant_scale"), Dtype::F32, Vec::new())?,
-            number(module, "weight.dtype", F8_E4M3),
-            family(module, FP8),
-        ]),
-        UqffType::F8q8 => {
-            let blocks = elements.div_ceil(32);
-            let too_large =
-                || Error::mismatch(format!("`{name}`"), "2^32 blocks at most", blocks.to_string());
-            Ok(vec![
-                OutputTensor::new(part("weight"), Dtype::U8, vec![blocks.saturating_mul(33)])?,
-                number(module, "weight.num_blocks", u32::try_from(blocks).map_err(|_| too_large())?),
-                shape(module, dims)?,
-                family(module, F8Q8),
-            ])
-        }
-        other => Err(Error::mismatch(format!("`{name}`"), "a type of UQFF files", other.name())),
-    }
-}
-
 /// Whether mistral.rs has the bias of a layer in F32, whatever the dtype of the model.
 fn has_wide_bias(job: &Job) -> bool {
     match job.becomes() {
@@ -416,10 +322,6 @@ pub(super) fn stored(job: &Job) -> String {
         }
         Work::Copy(..) | Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => label(job.becomes()),
     }
-}
-
-fn family(module: &str, number: u8) -> OutputTensor {
-    OutputTensor::scalar(tensor_of(module, "weight.format"), Dtype::U8, &[number])
 }
 
 fn version() -> Vec<OutputTensor> {
