@@ -16,10 +16,28 @@ pub(crate) struct Norm {
     pub(crate) eps: f32,
 }
 
-/// A packed weight `[N, K]`, and what is added to its outputs.
+/// A weight `[N, K]`.
+#[derive(Clone, Debug)]
+pub(crate) enum Matrix {
+    Packed(QuantTensor),
+    /// Of F32, F16 or BF16 numbers, contiguous; on a CPU alone.
+    Dense(Tensor),
+}
+
+impl Matrix {
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn packed(&self) -> candle_core::Result<&QuantTensor> {
+        match self {
+            Self::Packed(weight) => Ok(weight),
+            Self::Dense(_) => candle_core::bail!("a dense weight in a step plan on a device"),
+        }
+    }
+}
+
+/// A weight `[N, K]`, and what is added to its outputs.
 #[derive(Debug)]
 pub(crate) struct Projection {
-    pub(crate) weight: QuantTensor,
+    pub(crate) weight: Matrix,
     /// N numbers.
     pub(crate) bias: Option<Vec<f32>>,
     /// Outputs, N.
@@ -140,7 +158,7 @@ pub(crate) struct ExpertBlock {
 #[derive(Debug)]
 pub(crate) enum Node {
     /// hidden = the tokens' rows of the table, times a number.
-    Embed(QuantTensor, f32),
+    Embed(Matrix, f32),
     /// queries, keys, values = each projection of norm(hidden), cut at a number and its negative if there is one.
     Queries(Option<Norm>, [Projection; 3], Option<f32>),
     /// Turns queries and keys, appends keys and values to the cache; attended = what queries see there.

@@ -25,6 +25,7 @@ mod bf16;
 mod codec;
 #[cfg(target_arch = "x86_64")]
 mod column;
+mod dense;
 mod dispatch;
 mod f32;
 mod fast_kernel;

@@ -2,7 +2,7 @@
 
 use super::StepNorm;
 use crate::backend::step::{
-    Activation, ExpertGating, HeadNorm, Norm, Projection, QueryGrowth, StackProjection, Turn,
+    Activation, ExpertGating, HeadNorm, Matrix, Norm, Projection, QueryGrowth, StackProjection, Turn,
 };
 use crate::backend::{has_kernels, Gating};
 use crate::nn::ExpertStack;
@@ -10,13 +10,22 @@ use crate::tensor::LayerWeight;
 use crate::{Error, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 
-pub(super) fn packed(what: &str, weight: &LayerWeight, device: &Device) -> Result<QuantTensor> {
-    let LayerWeight::Quantized(weight) = weight else {
-        return Err(unsupported(what, &format!("as {}", weight.format_name())));
-    };
-    match weight.dims().len() == 2 {
-        true => has_kernel(what, weight, device),
-        false => Err(unsupported(what, &format!("in {} dimensions", weight.dims().len()))),
+/// A packed weight, or on a CPU a dense one that nothing trains.
+pub(super) fn matrix(what: &str, weight: &LayerWeight, device: &Device) -> Result<Matrix> {
+    if weight.dims().len() != 2 {
+        return Err(unsupported(what, &format!("in {} dimensions", weight.dims().len())));
+    }
+    match weight {
+        LayerWeight::Quantized(weight) => has_kernel(what, weight, device).map(Matrix::Packed),
+        LayerWeight::Dense(weight) if weight.track_op() => Err(unsupported(what, "that is trained")),
+        LayerWeight::Dense(weight)
+            if device.is_cpu()
+                && weight.device().is_cpu()
+                && matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16) =>
+        {
+            Ok(Matrix::Dense(weight.detach().contiguous()?))
+        }
+        other => Err(unsupported(what, &format!("as {}", other.format_name()))),
     }
 }
 

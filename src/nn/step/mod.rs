@@ -10,11 +10,11 @@ mod device;
 mod experts;
 
 use super::{AdapterSlot, Embedding, LayerWeight, Linear};
-use crate::backend::step::{self, Heads, Input, Node, Out, Plan, Projection, StepToken};
+use crate::backend::step::{self, Heads, Input, Matrix, Node, Out, Plan, Projection, StepToken};
 use crate::{Error, KvCache, Result};
 pub use blocks::{AttentionBlock, BlockOutput, ExpertsBlock, FeedForwardBlock, HeadBlock, StepNorm};
 use candle_core::{Device, Tensor};
-use checked::{activation, check_rows, factor, has_kernel, head_norm, limit, norm, numbers, packed, turn};
+use checked::{activation, check_rows, factor, has_kernel, head_norm, limit, matrix, norm, numbers, turn};
 pub use device::DeviceStep;
 use std::borrow::BorrowMut;
 use std::sync::Arc;
@@ -81,13 +81,14 @@ impl StepBuilder {
     /// A plan that begins with the rows of an embedding table `[vocabulary, hidden]`, times `scale`, on the device of the table.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the table is not packed, or there are no kernels for it there; if `scale` is not a number
+    /// [`Error::Unsupported`] if the table is neither packed nor, on the CPU, F32, F16 or BF16 numbers that nothing trains, or there
+    /// are no kernels for it there; if `scale` is not a number
     /// above zero.
     pub fn new(table: &Embedding, scale: f64) -> Result<Self> {
         let device = table.embeddings().device();
-        let weight = packed("embedding", table.embeddings(), &device)?;
+        let weight = matrix("embedding", table.embeddings(), &device)?;
         let plan = Plan {
-            vocabulary: weight.dims().first().copied().unwrap_or_default(),
+            vocabulary: table.embeddings().dims().first().copied().unwrap_or_default(),
             nodes: vec![Node::Embed(weight, factor("scale of embeddings", scale)?)],
             hidden: table.hidden_size(),
             turns: Vec::new(),
@@ -99,7 +100,7 @@ impl StepBuilder {
     /// Adds an attention block, whose keys and values are in the next of the caches.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if a weight is not packed, or not where the table is, or all heads together are to be normalized behind
+    /// [`Error::Unsupported`] if a weight is none that a [table](Self::new) may be, or not where the table is, or all heads together are to be normalized behind
     /// their turn; if shapes do not fit, or a number is not one above zero.
     pub fn attention(&mut self, block: AttentionBlock) -> Result<()> {
         let nodes = self.attention_nodes(block)?;
@@ -191,9 +192,9 @@ impl StepBuilder {
         let (weight, columns) = match layer.weight() {
             LayerWeight::Reordered(reordered) => {
                 let columns = self.order(reordered.shared_columns());
-                (has_kernel(what, reordered.weight(), &self.device)?, Some(columns))
+                (Matrix::Packed(has_kernel(what, reordered.weight(), &self.device)?), Some(columns))
             }
-            weight => (packed(what, weight, &self.device)?, None),
+            weight => (matrix(what, weight, &self.device)?, None),
         };
         let &[rows, k] = layer.weight().dims().as_slice() else {
             return Err(Error::mismatch(what, "a weight [N, K]", format!("{weight:?}")));

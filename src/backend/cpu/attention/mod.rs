@@ -21,6 +21,8 @@ mod parts;
 mod product;
 mod widen;
 
+pub(super) use operand::{Bf16, Numbers, F16, F32};
+
 #[cfg(test)]
 mod reference;
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::super::isa::Simd;
 use crate::tensor::KvFormat;
 
 /// Numbers or codes as f32 vectors.
-pub(super) trait Numbers {
+pub(in super::super) trait Numbers {
     /// Reads `LANES` numbers from element `element` of a row on, which is a multiple of `LANES`.
     ///
     /// # Safety
@@ -12,9 +12,9 @@ pub(super) trait Numbers {
     unsafe fn load<S: Simd>(row: *const u8, element: usize) -> S::F;
 }
 
-pub(super) struct F32;
-pub(super) struct F16;
-pub(super) struct Bf16;
+pub(in super::super) struct F32;
+pub(in super::super) struct F16;
+pub(in super::super) struct Bf16;
 /// Bytes.
 pub(super) struct Codes8;
 /// Each 16 bytes hold 32 codes: the low halves the first 16 of them, the high halves the others.

@@ -9,7 +9,7 @@
 ///
 /// # Panics
 /// If a slice is too short for its shape.
-pub(super) fn multiply_add(
+pub(in super::super) fn multiply_add(
     (m, rows, depth): (usize, usize, usize),
     (vectors, stride): (&[f32], usize),
     scalars: &[f32],

@@ -20,4 +20,5 @@ mod kernels;
 mod lane_order;
 mod reference;
 
+pub(super) use gemm_crate::multiply_add;
 pub(super) use kernels::kernels;

@@ -3,13 +3,17 @@
 //! Whatever a node reads, each member copies and prepares for itself: rows are few, and another barrier would cost more.
 //! Members take blocks of outputs in turn, so results do not depend on how many there are.
 
+use super::super::dense;
 use super::super::dispatch::{self, Prepared};
 use super::super::fast_kernel::Digits;
+use super::super::isa;
 use super::super::low_rank::LowRank;
 use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
 use super::attend::{Layers, Projected};
 use super::elementwise::{activate, normalize, scale_and_cap};
-use crate::backend::step::{ExpertBlock, Input, Node, Norm, Out, Plan, Projection, StackProjection, Updates};
+use crate::backend::step::{
+    ExpertBlock, Input, Matrix, Node, Norm, Out, Plan, Projection, StackProjection, Updates,
+};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache, QuantFormat, QuantTensor};
 use candle_core::Result;
@@ -127,8 +131,7 @@ impl Step<'_> {
                 while let Some(range) = cursor.take(rows, 1) {
                     for row in range {
                         let ids = [self.input.tokens.get(row).map_or(0, |token| token.id as usize)];
-                        let mut embedded =
-                            with_matrix(table, 0, |table| Ok(super::super::embed::<f32>(table, &ids)))?;
+                        let mut embedded = embedded(table, &ids)?;
                         scale_and_cap(&mut embedded, *scale, None);
                         buffers.hidden.write(row * hidden, &embedded);
                     }
@@ -293,6 +296,16 @@ pub(super) fn turn(blocks: usize, member: &Member) -> usize {
     blocks.div_ceil(TURNS * member.count()).max(1)
 }
 
+/// Rows of an embedding table.
+pub(super) fn embedded(table: &Matrix, ids: &[usize]) -> Result<Vec<f32>> {
+    match table {
+        Matrix::Packed(table) => with_matrix(table, 0, |table| Ok(super::super::embed::<f32>(table, ids))),
+        Matrix::Dense(table) => {
+            Ok(ids.iter().map(|id| dense::row(table, *id)).collect::<Result<Vec<_>>>()?.concat())
+        }
+    }
+}
+
 /// Hands out `sums` `[outputs, rows]` row by row.
 pub(super) fn scatter(sums: &[f32], rows: usize, mut write: impl FnMut(usize, &[f32])) {
     if rows == 1 {
@@ -340,7 +353,12 @@ impl<'a> Operand<'a> {
         first: usize,
         count: usize,
     ) -> Result<Vec<f32>> {
-        let mut sums = self.products((&projection.weight, 0), projection.columns.as_ref(), first, count)?;
+        let mut sums = match &projection.weight {
+            Matrix::Packed(weight) => {
+                self.products((weight, 0), projection.columns.as_ref(), first, count)?
+            }
+            Matrix::Dense(weight) => dense::few(isa::best(), weight, first, count, &self.x)?,
+        };
         let rows = self.rows;
         if let Some(adapters) = self.adapters(projection) {
             adapters.apply_to_columns(&mut sums, rows, first);
@@ -379,7 +397,7 @@ impl<'a> Operand<'a> {
         let place = known.unwrap_or_else(|| {
             let x = in_order(&self.x, self.rows, columns);
             let k = x.len() / self.rows.max(1);
-            let prepared = dispatch::prepare(super::super::isa::best(), format, k, &x, self.digits);
+            let prepared = dispatch::prepare(isa::best(), format, k, &x, self.digits);
             self.prepared.push((format, columns.cloned(), prepared));
             self.prepared.len() - 1
         });

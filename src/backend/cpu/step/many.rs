@@ -1,5 +1,6 @@
 //! Many rows: one node after another, each on all threads.
 
+use super::super::dense;
 use super::super::dispatch;
 use super::super::isa;
 use super::super::low_rank::LowRank;
@@ -7,8 +8,8 @@ use super::super::tasks;
 use super::attend::Layers;
 use super::elementwise::{activate, normalize, scale_and_cap};
 use super::experts::experts_of_many;
-use super::few::in_order;
-use crate::backend::step::{Input, Node, Norm, Out, Plan, Projection, Updates};
+use super::few::{embedded, in_order};
+use crate::backend::step::{Input, Matrix, Node, Norm, Out, Plan, Projection, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache, QuantTensor};
 use candle_core::Result;
@@ -31,7 +32,7 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
         match node {
             Node::Embed(table, scale) => {
                 let ids: Vec<usize> = input.tokens.iter().map(|token| token.id as usize).collect();
-                hidden = with_matrix(table, 0, |table| Ok(super::super::embed::<f32>(table, &ids)))?;
+                hidden = embedded(table, &ids)?;
                 scale_and_cap(&mut hidden, *scale, None);
             }
             Node::Queries(norm, projections, clip) => {
@@ -94,7 +95,10 @@ pub(super) fn multiply(projection: &Projection, updates: &Updates, x: &[f32]) ->
     let first_bias = bias.filter(|_| updates.is_none());
     let rows = x.len().checked_div(projection.k).unwrap_or(0);
     let ordered = in_order(x, rows, projection.columns.as_ref());
-    let mut y = multiply_matrix(&projection.weight, 0, first_bias, &ordered)?;
+    let mut y = match &projection.weight {
+        Matrix::Packed(weight) => multiply_matrix(weight, 0, first_bias, &ordered)?,
+        Matrix::Dense(weight) => dense::many(weight, &ordered, first_bias)?,
+    };
     if let Some(updates) = updates {
         LowRank::of_many(updates, x).apply_to_rows(&mut y, n, bias);
     }

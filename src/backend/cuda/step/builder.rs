@@ -180,7 +180,7 @@ impl Builder<'_> {
         let (hidden, k) = (places.hidden, self.plan.hidden);
         let plain = Target { y: &[], gated: false, finish: PLAIN, residual: 0 };
         match node {
-            Node::Embed(table, factor) => self.embed(table, *factor, places),
+            Node::Embed(table, factor) => self.embed(table.packed()?, *factor, places),
             Node::Queries(norm, projections, clip) => {
                 let finish = CqFinish { limit: clip.unwrap_or(0.), ..PLAIN };
                 let source = Source { x: hidden, k, norm: norm.as_ref() };

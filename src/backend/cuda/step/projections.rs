@@ -45,13 +45,14 @@ impl Builder<'_> {
         let operands =
             projections.iter().map(|projection| self.operand(projection)).collect::<Result<Vec<_>>>()?;
         let mut seen = Seen::default();
-        let alike = projections.iter().all(|projection| {
-            projections.first().is_some_and(|first| {
-                projection.weight.format() == first.weight.format()
-                    && is_same(projection.columns.as_ref(), first.columns.as_ref())
-            })
-        });
-        if let (true, Some(first)) = (alike, projections.first()) {
+        let [first, rest @ ..] = projections else { return Ok(()) };
+        let format = first.weight.packed()?.format();
+        let mut alike = true;
+        for other in rest {
+            let has_order = is_same(other.columns.as_ref(), first.columns.as_ref());
+            alike = alike && has_order && other.weight.packed()?.format() == format;
+        }
+        if alike {
             let source = self.in_order(first, source, &mut seen, places)?;
             if self.gemv(projections, &operands, source, target, &mut seen, places)? {
                 return Ok(());
@@ -92,7 +93,7 @@ impl Builder<'_> {
         let is_finished = is_plain(&target.finish) && target.residual == 0;
         // A residual may be where the output goes.
         let place = if target.residual == 0 { y } else { places.output };
-        let format = projection.weight.format();
+        let format = projection.weight.packed()?.format();
         let shape = (self.sequences, source.k);
         let (params, grid) = simt_launch(operand.into_rows(place), format, shape, (x, self.dtype))?;
         self.push(FormatKernels::of(format)?.simt(), grid, LaunchParams::Simt(params));
@@ -113,12 +114,17 @@ impl Builder<'_> {
         places: &Places,
     ) -> Result<bool> {
         let Some(first) = projections.first() else { return Ok(false) };
-        let takes = |projection: &&Projection| has_narrow_scales(&projection.weight);
-        if self.dtype == DType::F32 || !projections.iter().all(takes) {
+        let weight = first.weight.packed()?;
+        if self.dtype == DType::F32 {
             return Ok(false);
         }
+        for projection in projections {
+            if !has_narrow_scales(projection.weight.packed()?) {
+                return Ok(false);
+            }
+        }
         let call = |x, norm| GemvCall {
-            format: first.weight.format(),
+            format: weight.format(),
             m: self.sequences,
             k: source.k,
             x,
@@ -192,7 +198,7 @@ impl Builder<'_> {
     }
 
     fn operand(&mut self, projection: &Projection) -> Result<OperandPointers> {
-        let operand = LockedOperand::new(Operand { weight: &projection.weight, bias: None });
+        let operand = LockedOperand::new(Operand { weight: projection.weight.packed()?, bias: None });
         let pointers = operand.addresses(self.stream)?.pointers(0)?;
         let bias = self.numbers(projection.bias.as_deref());
         Ok(OperandPointers { bias: bias as *const _, bias_dtype: CQ_F32, ..pointers })

@@ -4,6 +4,7 @@ use super::experts::{ExpertKind, GROUPS, PLAIN_EXPERTS};
 use crate::backend::step::{Activation, HeadNorm, Norm, QueryGrowth, Turn};
 use crate::backend::Scores;
 use crate::QuantFormat;
+use candle_core::DType;
 use rand::rngs::StdRng;
 use rand::RngExt;
 
@@ -14,6 +15,8 @@ pub(super) const EPS: f32 = 1e-5;
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub format: QuantFormat,
+    /// Of every second weight, which is not packed then.
+    pub dense: Option<DType>,
     pub bias: bool,
     pub norms: Norms,
     /// Whether there are norms before blocks, and behind them.
@@ -70,6 +73,7 @@ pub(super) enum Turns {
 
 pub(super) const PLAIN: Kind = Kind {
     format: QuantFormat::affine_opt(4, 64).unwrap(),
+    dense: None,
     bias: false,
     norms: Norms::Rms,
     norms_around: (true, false),
@@ -94,6 +98,11 @@ pub(super) fn kinds() -> Vec<(&'static str, Kind)> {
         ("sinks and a window", Kind { sinks: true, window: Some(70), ..PLAIN }),
         ("mxfp8", Kind { format: QuantFormat::MXFP8, qk_norm: qk_norm(Over::Head, false), ..PLAIN }),
         ("adapters", Kind { bias: true, adapters: true, ..PLAIN }),
+        ("every second weight in bf16", Kind { bias: true, dense: Some(DType::BF16), ..PLAIN }),
+        (
+            "every second weight in f32, and adapters",
+            Kind { adapters: true, dense: Some(DType::F32), norms_around: (true, true), ..PLAIN },
+        ),
         ("8 bits", Kind { format: QuantFormat::affine_opt(8, 32).unwrap(), ..PLAIN }),
         (
             "parallel blocks with layer norms, without gates",

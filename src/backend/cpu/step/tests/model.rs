@@ -5,12 +5,13 @@ use super::kinds::{numbers, Kind, Turns, EPS, HEAD_DIM};
 use crate::backend::low_rank::Update;
 use crate::backend::step::StepToken;
 use crate::backend::step::{
-    Activation, HeadNorm, Heads, Input, Node, Norm, Out, Plan, Projection, Router, Turn,
+    Activation, HeadNorm, Heads, Input, Matrix, Node, Norm, Out, Plan, Projection, Router, Turn,
 };
 use crate::{KvCache, KvCacheConfig, QuantTensor};
 use candle_core::{DType, Device, Tensor};
 use rand::rngs::StdRng;
 use rand::SeedableRng;
+use std::cell::Cell;
 use std::sync::Arc;
 
 const HIDDEN: usize = 128;
@@ -33,10 +34,15 @@ type Placed = (Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>);
 impl Model {
     pub fn new(kind: Kind) -> Self {
         let mut rng = StdRng::seed_from_u64(7);
+        let count = Cell::new(0);
         let weight = |rng: &mut StdRng, rows: usize, k: usize| {
             let all = numbers(rng, rows * k, 2. / (k as f32).sqrt());
             let tensor = Tensor::from_vec(all, (rows, k), &Device::Cpu).unwrap();
-            QuantTensor::quantize(&tensor, kind.format).unwrap()
+            count.set(count.get() + 1);
+            match kind.dense.filter(|_| count.get() % 2 == 1) {
+                Some(dtype) => Matrix::Dense(tensor.to_dtype(dtype).unwrap()),
+                None => Matrix::Packed(QuantTensor::quantize(&tensor, kind.format).unwrap()),
+            }
         };
         let mut updates = Vec::new();
         let mut projection = |rng: &mut StdRng, rows: usize, k: usize| {
@@ -132,7 +138,7 @@ impl Model {
         for node in &self.plan.nodes {
             match node {
                 Node::Embed(table, scale) => {
-                    let table = dense(table);
+                    let table = numbers_of(table);
                     let row = |id: &u32| table[*id as usize].iter().map(|x| x * f64::from(*scale)).collect();
                     hidden = ids.iter().map(row).collect();
                 }
@@ -248,7 +254,7 @@ impl Model {
 
     /// Outputs for each row of x.
     fn products(&self, projection: &Projection, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
-        let weight = dense(&projection.weight);
+        let weight = numbers_of(&projection.weight);
         let bias = |row| projection.bias.as_ref().map_or(0., |bias| f64::from(bias[row]));
         let dot = |a: &[f32], x: &[f64]| a.iter().zip(x).map(|(a, x)| f64::from(*a) * x).sum::<f64>();
         let product = |x: &Vec<f64>| {
@@ -309,6 +315,13 @@ fn update(rng: &mut StdRng, rows: usize, k: usize, is_dora: bool) -> Update {
     let (a, b) = (numbers(rng, 3 * k, 0.2), numbers(rng, 3 * rows, 0.3));
     let rescale = is_dora.then(|| numbers(rng, rows, 0.4).into_iter().map(|factor| 1. + factor).collect());
     Update { a, b, rank: 3, k, n: rows, scale: 0.7, rescale }
+}
+
+fn numbers_of(weight: &Matrix) -> Vec<Vec<f64>> {
+    match weight {
+        Matrix::Packed(weight) => dense(weight),
+        Matrix::Dense(weight) => weight.to_dtype(DType::F64).unwrap().to_vec2().unwrap(),
+    }
 }
 
 pub(super) fn dense(weight: &QuantTensor) -> Vec<Vec<f64>> {
