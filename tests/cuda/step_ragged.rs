@@ -128,6 +128,25 @@ fn prompts_are_put_into_one_sequence() {
     let both = Tensor::cat(&[&k, &k, &k], 0).unwrap();
     let error = together[0].append(&both, &both).unwrap_err().to_string();
     assert!(error.contains("append_to"), "{error}");
+    // A full sequence that has no token in steps does not keep graphs from being reused.
+    let mut full = of(&[(0, 256, 1), (1, 3, 3)], 2);
+    let mut two = plan.on_device(2, DType::F32).unwrap();
+    for number in 0..4 {
+        two.next_some(&[None, Some(7)], &mut full, &options, 1, number).unwrap();
+        assert_eq!(two.is_captured(), number > 0);
+    }
+    two.next_some(&[Some(1), Some(7)], &mut full, &options, 1, 4).unwrap();
+    assert!(!two.is_captured() && full[0].lens() == [257, 8]);
+    // Of another batch than before, once they are empty.
+    let mut one = plan.on_device(1, DType::F32).unwrap();
+    let error = one.next(&[3], &mut together, &options, 1, 0).unwrap_err().to_string();
+    assert!(error.contains("sequences of a cache"), "{error}");
+    let mut others = of(&[(0, 5, 1)], 1);
+    others.iter_mut().for_each(DeviceKvCache::clear);
+    let first = step.next(&[3, 4, 5], &mut others, &options, 1, 0).unwrap();
+    assert_eq!((first.len(), others[0].lens()), (3, &[1, 1, 1][..]));
+    others.iter_mut().for_each(DeviceKvCache::clear);
+    assert_eq!(one.next(&[3], &mut others, &options, 1, 0).unwrap(), first[..1]);
     together[1].truncate_sequence(0, 1);
     assert!(told(&[Some(1); 3], &mut step, &mut together).contains("as the first"));
 }

@@ -11,6 +11,7 @@ use super::isa::portable::Portable;
 use super::isa::{avx2::Avx2, avx512::Avx512};
 use super::isa::{InstructionSet, Simd};
 use super::{f32::multiply_add, tasks};
+use crate::format::Real;
 use candle_core::{bail, CpuStorage, Result, Storage, Tensor};
 use half::{bf16, f16};
 use std::borrow::Cow;
@@ -44,10 +45,15 @@ impl<'a> Stored<'a> {
     }
 
     fn widened(self) -> Cow<'a, [f32]> {
+        fn all<T: Real>(stored: &[T]) -> Vec<f32> {
+            let mut wide = vec![0.; stored.len()];
+            T::widen(stored, &mut wide);
+            wide
+        }
         match self {
-            Self::F32(all) => Cow::Borrowed(all),
-            Self::F16(all) => all.iter().map(|number| number.to_f32()).collect(),
-            Self::Bf16(all) => all.iter().map(|number| number.to_f32()).collect(),
+            Self::F32(stored) => Cow::Borrowed(stored),
+            Self::F16(stored) => Cow::Owned(all(stored)),
+            Self::Bf16(stored) => Cow::Owned(all(stored)),
         }
     }
 }
@@ -140,30 +146,20 @@ struct Dots<'a> {
 }
 
 /// Numbers of a weight.
-trait Number: Copy {
+trait Number: Real {
     type Vectors: Numbers;
-    fn widen(self) -> f32;
 }
 
 impl Number for f32 {
     type Vectors = F32;
-    fn widen(self) -> f32 {
-        self
-    }
 }
 
 impl Number for f16 {
     type Vectors = F16;
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
 }
 
 impl Number for bf16 {
     type Vectors = Bf16;
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
 }
 
 /// # Safety
@@ -233,7 +229,7 @@ unsafe fn dot<S: Simd, T: Number, const M: usize, const VECTORS: usize>(
             for vector in 1..VECTORS {
                 sum = S::add(sum, sums[m][vector]);
             }
-            let rest = weight.iter().zip(x[m]).skip(whole).map(|(a, b)| a.widen() * b).sum::<f32>();
+            let rest = weight.iter().zip(x[m]).skip(whole).map(|(a, b)| a.to_f32() * b).sum::<f32>();
             if let Some(product) = products.get_mut(m) {
                 *product = S::sum(sum) + rest;
             }

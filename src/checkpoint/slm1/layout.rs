@@ -131,7 +131,7 @@ impl Slm1Entry {
                     Slm1Type::Q4_0 => Q4_0,
                 },
                 dims,
-                payload: elements * kind.bits() as u64 / 8,
+                payload: elements / (8 / kind.bits() as u64),
                 scales: scales(block),
                 block: narrow(&self.name, block)?,
             },

@@ -5,7 +5,7 @@ use crate::backend::sample::{finite, Choice, Draw, SampleOptions};
 use crate::backend::step::{CacheRows, GraphMode, NO_POSITION};
 use crate::{backend, DeviceKvCache, Error, Result};
 use candle_core::{DType, Device, Tensor};
-use std::borrow::BorrowMut;
+use std::borrow::{Borrow, BorrowMut};
 use std::fmt;
 
 /// The steps of a [`StepPlan`] on a CUDA device, for one token of each of a number of sequences, or of some of them, each of its own
@@ -176,19 +176,24 @@ impl DeviceStep {
                 remedy: "call the layers one by one in it".to_string(),
             });
         }
-        let lens = match caches.first().map(|cache| cache.borrow().lens()) {
-            // Before the first token.
-            None | Some([]) => vec![0; self.sequences],
-            Some(lens) => lens.to_vec(),
+        let lens = match caches.first().map(Borrow::borrow) {
+            // An empty cache may have been one of another batch.
+            Some(cache) if !cache.is_empty() => cache.lens().to_vec(),
+            Some(_) | None => vec![0; self.sequences],
         };
+        if lens.len() != self.sequences {
+            let (expected, found) = (self.sequences.to_string(), lens.len().to_string());
+            return Err(Error::mismatch("sequences of a cache", expected, found));
+        }
         let needed = lens.iter().zip(active).filter(|(_, is_active)| **is_active).map(|(len, _)| len + 1);
         let needed = needed.max().unwrap_or(0);
-        if !caches.iter().all(|cache| cache.borrow().has_room(self.sequences, 1)) {
+        if !caches.iter().all(|cache| cache.borrow().has_rows(self.sequences, needed)) {
             // What they have outgrown is not to stay beside what they get.
             self.launches.release();
         }
         let room = |cache: &mut DeviceKvCache| {
-            if cache.lens() != lens && !(cache.lens().is_empty() && needed == 1) {
+            let is_empty = cache.is_empty() && lens.iter().all(|len| *len == 0);
+            if cache.lens() != lens && !is_empty {
                 let expected = format!("{lens:?} tokens, as the first");
                 return Err(Error::mismatch("cache", expected, format!("{:?}", cache.lens())));
             }

@@ -86,10 +86,15 @@ impl DeviceKvCache {
 
     /// Whether so many tokens of each of `batch` sequences fit into the memory that is there.
     pub fn has_room(&self, batch: usize, tokens: usize) -> bool {
+        self.has_rows(batch, self.len().saturating_add(tokens))
+    }
+
+    /// Whether there is memory for so many rows of each of `batch` sequences.
+    pub(crate) fn has_rows(&self, batch: usize, rows: usize) -> bool {
         let Some(&[_, sequences, _, capacity, _]) = self.rows.as_ref().map(Tensor::dims) else {
             return false;
         };
-        sequences == batch && self.len().saturating_add(tokens) <= capacity
+        sequences == batch && rows <= capacity
     }
 
     /// The most rows of each head that are allocated for texts of so many tokens.
