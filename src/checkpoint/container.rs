@@ -5,6 +5,7 @@ use super::file::Digest;
 use super::gguf::GgufValue;
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
+use super::slm1::Slm1Tokenizer;
 use super::tokenizer::StoredTokenizer;
 use super::weight::{DenseTensor, Weight};
 use crate::{Error, Result};
@@ -42,6 +43,11 @@ pub(super) trait Container: Send + Sync {
 
     /// The metadata of a GGUF file, to be written again.
     fn gguf_values(&self) -> Option<BTreeMap<String, GgufValue>> {
+        None
+    }
+
+    /// What an SLM1 file has of a tokenizer, to be written again.
+    fn slm1_tokenizer(&self) -> Option<&Slm1Tokenizer> {
         None
     }
 

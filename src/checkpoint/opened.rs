@@ -6,6 +6,7 @@ use super::file::{open_with_metadata, read_json, Digest, GgmlKernels, OpenOption
 use super::gguf::GgufValue;
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
+use super::slm1::Slm1Tokenizer;
 use super::tokenizer::StoredTokenizer;
 use super::views::Views;
 use super::weight::{module_of, natural_order, tensor_of, DenseTensor, Weight};
@@ -68,6 +69,11 @@ impl Checkpoint {
     /// The metadata of a GGUF file; `None` of other kinds. Whole numbers come in 32 bits where they fit.
     pub fn gguf_values(&self) -> Option<BTreeMap<String, GgufValue>> {
         self.0.opened.container.gguf_values()
+    }
+
+    /// The tokenizer of an SLM1 file as it stands there; `None` of other kinds.
+    pub fn slm1_tokenizer(&self) -> Option<&Slm1Tokenizer> {
+        self.0.opened.container.slm1_tokenizer()
     }
 
     /// The chat templates that lie in the same files as the weights, if there are any.

@@ -13,10 +13,12 @@ fn furthest(weights: &[f32]) -> f32 {
 }
 
 fn inverse(scale: f32) -> f32 {
-    if scale == 0. {
-        0.
+    // Of numbers so small that no F16 scale is left of them, too.
+    let inverse = 1. / scale;
+    if inverse.is_finite() {
+        inverse
     } else {
-        1. / scale
+        0.
     }
 }
 

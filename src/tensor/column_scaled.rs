@@ -47,6 +47,22 @@ impl ColumnScaledTensor {
         places: &[u32],
         group_size: usize,
     ) -> Result<Self> {
+        let others = codes.scales().ne(1f32)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+        if others > 0. {
+            let found = format!("{others} others");
+            return Err(Error::mismatch("scales of integers", "ones: columns have scales", found));
+        }
+        Self::of_ones(codes, scales, zeros, places, group_size)
+    }
+
+    /// As [`new`](Self::new), of codes whose scales are known to be one: what is on a device is not waited for.
+    pub(crate) fn of_ones(
+        codes: QuantTensor,
+        scales: Tensor,
+        zeros: Tensor,
+        places: &[u32],
+        group_size: usize,
+    ) -> Result<Self> {
         let format = codes.format();
         let is_integer = format.zero_point() == ZeroPoint::Midpoint && format.scale() == Scale::Float;
         let &[classes, rows, filled] = codes.dims().as_slice() else {
@@ -56,11 +72,6 @@ impl ColumnScaledTensor {
         if !is_integer {
             let found = format.to_string();
             return Err(Error::mismatch("codes of classes of rows", "symmetric integers", found));
-        }
-        let others = codes.scales().ne(1f32)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
-        if others > 0. {
-            let found = format!("{others} others");
-            return Err(Error::mismatch("scales of integers", "ones: columns have scales", found));
         }
         for (what, part) in [("scales of columns", &scales), ("zeros of columns", &zeros)] {
             let fits = match part.dims() {

@@ -81,7 +81,7 @@ fn prompts_are_put_into_one_sequence() {
         [seed, seed + 1].map(|seed| tensor(&[1, tokens, 2, 64], seed).to_device(&device).unwrap())
     };
     let of = |prompts: &[(usize, usize, u64)], sequences: usize| {
-        let mut cached = [(); 2].map(|()| DeviceKvCache::of_sequences(config.clone(), sequences).unwrap());
+        let mut cached = [(); 2].map(|()| DeviceKvCache::of_sequences(config, sequences).unwrap());
         for (index, &(sequence, tokens, seed)) in prompts.iter().enumerate() {
             for cache in &mut cached {
                 let [k, v] = prompt(tokens, seed);
@@ -162,8 +162,8 @@ fn attention_of_one_launch_is_that_of_each_sequence() {
             tensor(dims, seed).to_dtype(dtype).unwrap().to_device(device).unwrap()
         };
         let lens = [0, 70, 7];
-        let mut cache = DeviceKvCache::of_sequences(config.clone(), 3).unwrap();
-        let mut each: Vec<_> = lens.map(|_| DeviceKvCache::new(config.clone()).unwrap()).into();
+        let mut cache = DeviceKvCache::of_sequences(config, 3).unwrap();
+        let mut each: Vec<_> = lens.map(|_| DeviceKvCache::new(config).unwrap()).into();
         for (sequence, len) in lens.into_iter().enumerate().filter(|(_, len)| *len > 0) {
             let [k, v] = [10, 20].map(|seed| random(&[1, len, 2, 64], seed + sequence as u64, &device));
             cache.append_to(sequence, &k, &v).unwrap();

@@ -13,7 +13,9 @@ use super::workspace;
 use crate::backend::NewToken;
 pub(super) use call::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
 use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::sys::CUstreamCaptureStatus;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
+use candle_core::cuda_backend::WrapErr;
 use candle_core::op::BackpropOp;
 use candle_core::{
     bail, CpuStorage, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
@@ -31,8 +33,15 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
     let each = match token.positions {
         [first, rest @ ..] if rest.iter().all(|position| position == first) => None,
         each => {
-            let each =
-                each.iter().map(|position| u32_of("position", *position)).collect::<Result<Vec<_>>>()?;
+            // A graph would read what the host has there when it runs.
+            if stream.capture_status().w()? != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+                bail!(
+                    "attention to sequences of different lengths copies these to the device, whose stream is being captured: \
+                     use a step plan"
+                )
+            }
+            let each = each.iter().map(|position| u32_of("position", *position));
+            let each = each.collect::<Result<Vec<_>>>()?;
             Some(Tensor::new(each, cache.device())?)
         }
     };
@@ -46,8 +55,9 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
             let first = token.config.first_seen(position);
             Positions::Known { first, position, settled: token.settled }
         }
-        // The copy of the positions waits for all that was launched before.
-        (each, _) => Positions::OnDevice(each.as_ref().map_or(0, |each| each.get())),
+        // The copy of the positions has waited for all that was launched before, and the launch waits for it.
+        (Some(each), _) => Positions::OnDevice(each.get()),
+        (None, None) => bail!("attention of no sequences"),
     };
     let call = AttendCall {
         shape: AttendShape { sequences: batch, heads, kv_heads, head_dim },

@@ -55,7 +55,7 @@ pub(super) struct Grid {
 /// Every pointer in `params` is null where the header allows it, or points to device memory of the
 /// stream's context that holds what the header says, until the kernel has run. Nobody writes what the
 /// kernel reads, or touches what it writes, but work ordered by this stream. Weights, positions, and the settled
-/// rows of a cache, were complete before the kernel ahead of this one in the stream was launched.
+/// rows of a cache, were complete before the kernel ahead of this one in the stream was launched, or were copied behind that.
 pub(super) unsafe fn launch<P: Params>(
     stream: &CudaStream,
     kernel: Kernel,

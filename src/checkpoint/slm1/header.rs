@@ -25,6 +25,7 @@ pub(super) struct Header {
     /// Whether the tensors have names and shapes that are known.
     pub is_decoder: bool,
     pub model: Slm1Model,
+    pub special_tokens: u32,
     pub length: u64,
     pub tokenizer: Range<u64>,
     pub directory: Range<u64>,
@@ -80,6 +81,7 @@ impl Header {
         let tensor_count = u32_at(88);
         let header = Self {
             is_decoder: model_type == DECODER,
+            special_tokens: u32_at(24),
             model: Slm1Model {
                 is_tied: flags & TIED != 0,
                 vocab_size: u32_at(20),

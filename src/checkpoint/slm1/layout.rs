@@ -3,15 +3,12 @@
 use super::contract::hash;
 use super::directory::{F32, Q4_0, Q8_0};
 use super::header::{ALIGNMENT, ENTRY_BYTES, HEADER_BYTES, MAGIC};
-use super::model::{Slm1Model, DECODER, TIED};
+use super::model::{Slm1Model, Slm1Tokenizer, DECODER, TIED};
 use crate::format::Slm1Type;
 use crate::{Error, Result};
 
 /// What stands for the checksum, whose algorithm is not published: no file has 0.
 const PLACEHOLDER: u64 = u64::from_le_bytes(*b"unknown!");
-
-/// Special tokens of a byte tokenizer.
-const SPECIAL_TOKENS: u32 = 4;
 
 /// A tensor that is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,24 +45,28 @@ pub struct Slm1Layout {
 }
 
 impl Slm1Layout {
-    /// Lays out a file of these tensors in this order; `tokenizer` is that section, or empty.
+    /// Lays out a file of these tensors in this order.
     ///
     /// # Errors
-    /// If a number does not fit its field.
-    pub fn new(model: &Slm1Model, tokenizer: &[u8], tensors: &[Slm1Entry]) -> Result<Self> {
+    /// If a number does not fit its field, or rows are no whole blocks.
+    pub fn new(model: &Slm1Model, tokenizer: &Slm1Tokenizer, tensors: &[Slm1Entry]) -> Result<Self> {
+        let Slm1Tokenizer { section: tokenizer, special_tokens } = tokenizer;
         let tokenizer_end = (HEADER_BYTES + tokenizer.len()) as u64;
         let directory = tokenizer_end.next_multiple_of(ALIGNMENT);
         let data = (directory + tensors.len() as u64 * ENTRY_BYTES).next_multiple_of(ALIGNMENT);
         let (mut end, mut places, mut entries) = (data, Vec::with_capacity(tensors.len()), Vec::new());
-        let mut place = |bytes: u64| {
-            let at = end;
-            end = at.saturating_add(bytes).next_multiple_of(ALIGNMENT);
-            at
-        };
         for tensor in tensors {
-            let Sizes { dtype, dims, payload, scales, block } = tensor.sizes()?;
-            let at = place(payload);
-            let scales = if scales == 0 { 0 } else { place(scales) };
+            let Sizes { dtype, dims, payload, scales: size, block } = tensor.sizes()?;
+            let mut place = |bytes: u64| {
+                let at = end;
+                end = at
+                    .checked_add(bytes)
+                    .and_then(|end| end.checked_next_multiple_of(ALIGNMENT))
+                    .ok_or_else(|| tensor.wrong("a file that fits 64 bits"))?;
+                Ok::<_, Error>(at)
+            };
+            let at = place(payload)?;
+            let scales = if size == 0 { 0 } else { place(size)? };
             entries.extend(hash(&tensor.name).to_le_bytes());
             entries.extend(le(&[dtype, tensor.dims.len() as u32]));
             entries.extend(le(&dims));
@@ -77,7 +78,7 @@ impl Slm1Layout {
         }
         let mut front = MAGIC.to_vec();
         front.extend(le(&[1, HEADER_BYTES as u32, DECODER, if model.is_tied { TIED } else { 0 }]));
-        front.extend(le(&[model.vocab_size, SPECIAL_TOKENS, model.hidden_size, model.layer_count]));
+        front.extend(le(&[model.vocab_size, *special_tokens, model.hidden_size, model.layer_count]));
         front.extend(le(&[model.head_count, model.kv_head_count, model.head_dim, model.ffn_size]));
         front.extend(le(&[model.max_context]));
         front.extend(model.rope_theta.to_le_bytes());
@@ -107,21 +108,29 @@ struct Sizes {
 }
 
 impl Slm1Entry {
+    fn wrong(&self, expected: &str) -> Error {
+        Error::mismatch(format!("`{}`", self.name), expected, format!("{:?}, {:?}", self.dims, self.signed))
+    }
+
     fn sizes(&self) -> Result<Sizes> {
         let mut dims = [0; 4];
-        if self.dims.is_empty() || self.dims.len() > dims.len() {
-            let found = format!("{:?}", self.dims);
-            return Err(Error::mismatch(format!("`{}`", self.name), "one to four dimensions", found));
+        let k = self.dims.last().copied().unwrap_or(0);
+        if self.dims.is_empty() || self.dims.len() > dims.len() || self.dims.contains(&0) {
+            return Err(self.wrong("one to four dimensions, none of them zero"));
+        }
+        let is_whole = |(kind, block): (Slm1Type, usize)| match kind {
+            Slm1Type::Q8_0 => block == k,
+            Slm1Type::Q4_0 => block > 0 && block.is_multiple_of(2) && k.is_multiple_of(block),
+        };
+        if self.signed.is_some_and(|signed| !is_whole(signed)) {
+            return Err(self.wrong("rows of whole blocks, an even number of elements in q4_0, a row in q8_0"));
         }
         for (field, dim) in dims.iter_mut().zip(&self.dims) {
             *field = narrow(&self.name, *dim)?;
         }
         let elements = self.dims.iter().try_fold(1u64, |all, dim| all.checked_mul(*dim as u64));
         let bytes = elements.and_then(|elements| elements.checked_mul(4)).zip(elements);
-        let Some((as_f32, elements)) = bytes else {
-            let found = format!("{:?}", self.dims);
-            return Err(Error::mismatch(format!("`{}`", self.name), "a tensor that fits 64 bits", found));
-        };
+        let Some((as_f32, elements)) = bytes else { return Err(self.wrong("a tensor that fits 64 bits")) };
         let scales = |block: usize| elements / (block.max(1) as u64) * 4;
         Ok(match self.signed {
             None => Sizes { dtype: F32, dims, payload: as_f32, scales: 0, block: 0 },

@@ -29,7 +29,7 @@ mod verify;
 
 pub(super) use header::MAGIC;
 pub use layout::{Slm1Entry, Slm1Layout, Slm1Place};
-pub use model::Slm1Model;
+pub use model::{Slm1Model, Slm1Tokenizer};
 pub use options::{ChecksumPolicy, NibbleOrder, Slm1Options, TokenizerKind, Verification};
 
 use super::container::{check_in_features, Container, Opened};
@@ -167,7 +167,9 @@ fn open_parts(
         (true, None) => header.model.config(None),
         (true, Some(front)) => header.model.config(Some((front.bos, front.eos))),
     };
-    let opened = Opened::new(CheckpointKind::Slm1, config, sidecars, Slm1Checkpoint { tensors });
+    let tokenizer = Slm1Tokenizer { section: section.clone(), special_tokens: header.special_tokens };
+    let container = Slm1Checkpoint { tensors, tokenizer };
+    let opened = Opened::new(CheckpointKind::Slm1, config, sidecars, container);
     Ok((opened, section, verification))
 }
 
@@ -204,6 +206,7 @@ fn check_shape(source: &Source, known: Option<&Slm1Tensor>, hash: u64, entry: &D
 
 struct Slm1Checkpoint {
     tensors: BTreeMap<String, Stored>,
+    tokenizer: Slm1Tokenizer,
 }
 
 /// A tensor, and what it becomes.
@@ -319,5 +322,9 @@ impl Container for Slm1Checkpoint {
 
     fn file_of(&self, name: &str) -> Option<&Path> {
         self.tensors.get(name).map(Stored::path)
+    }
+
+    fn slm1_tokenizer(&self) -> Option<&Slm1Tokenizer> {
+        Some(&self.tokenizer)
     }
 }

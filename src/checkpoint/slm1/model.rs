@@ -35,6 +35,15 @@ pub struct Slm1Model {
     pub rms_norm_epsilon: f32,
 }
 
+/// The tokenizer of an SLM1 file, as it stands there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slm1Tokenizer {
+    /// Its section; empty if there is none.
+    pub section: Vec<u8>,
+    /// How many special tokens the header says that there are.
+    pub special_tokens: u32,
+}
+
 impl Slm1Model {
     /// What a `config.json` would say; `tokens` are those that begin and end a text, if they are known.
     pub fn config(&self, tokens: Option<(u32, u32)>) -> Value {

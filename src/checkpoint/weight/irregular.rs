@@ -1,4 +1,5 @@
-//! Quantized weights whose columns do not lie in the order of their groups, or whose groups run across rows.
+//! Quantized weights whose columns do not lie in the order of their groups, are filled up to whole groups, or whose groups run across
+//! rows.
 
 use super::layout::IrregularLayout;
 use super::slice::Slice;

@@ -54,7 +54,7 @@ pub(in crate::checkpoint) trait IrregularLayout: fmt::Debug + Send + Sync {
     /// Elements along K that lie together.
     fn granularity(&self) -> usize;
 
-    /// A part, of whose codes no others are read.
+    /// A part, which may read more than its own codes.
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn IrregularLayout>>;
 }
 

@@ -157,7 +157,7 @@ impl RowClasses {
         let place = |row: usize| (row % self.count) * of_class.len() + row / self.count - of_class.start;
         let places: Vec<_> =
             self.rows.clone().map(|row| u32::try_from(place(row)).unwrap_or(u32::MAX)).collect();
-        ColumnScaledTensor::new(
+        ColumnScaledTensor::of_ones(
             codes,
             scales.to_device(device)?,
             zeros.to_device(device)?,

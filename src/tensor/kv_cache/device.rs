@@ -51,7 +51,8 @@ impl DeviceKvCache {
         Ok(Self { config, rows: None, lens: Vec::new(), settled: 0 })
     }
 
-    /// As [`new`](Self::new), for so many sequences, which need not get their first tokens together.
+    /// As [`new`](Self::new), for so many sequences, which need not get their first tokens together. What appends to another number of
+    /// sequences while there are no tokens makes it a cache of that many.
     ///
     /// # Errors
     /// As those of it.
@@ -132,6 +133,7 @@ impl DeviceKvCache {
             let (expected, found) = ("one length, or append_to for each", format!("{:?}", self.lens));
             return Err(Error::mismatch("sequences of a cache", expected, found));
         }
+        check_alike(k, v)?;
         let (rows, settled) = self.room_for(k, k.dim(1)?)?;
         let parts = put([k, v], &rows, self.len())?;
         let len = self.len() + k.dim(1)?;
@@ -151,6 +153,7 @@ impl DeviceKvCache {
             let expected = format!("one below {sequences}, as many as of_sequences or the first tokens say");
             return Err(Error::mismatch("sequence of a cache", expected, sequence.to_string()));
         };
+        check_alike(k, v)?;
         self.check(k)?;
         if k.dim(0)? != 1 {
             let expected = "[1, T, kv_heads, head_dim], those of one sequence";
@@ -243,15 +246,19 @@ impl DeviceKvCache {
     }
 }
 
-/// Puts keys and values `[B, T, kv_heads, head_dim]` into rows `[2, B, kv_heads, capacity, head_dim]` from one on, and returns
-/// what is then there up to their end.
-fn put(parts: [&Tensor; 2], rows: &Tensor, from: usize) -> Result<[Tensor; 2]> {
-    let [k, v] = parts;
+fn check_alike(k: &Tensor, v: &Tensor) -> Result<()> {
     if v.dims() != k.dims() || v.dtype() != k.dtype() {
         let (expected, found) = ((k.dtype(), k.dims()), (v.dtype(), v.dims()));
         let expected = format!("{expected:?}, as keys");
         return Err(Error::mismatch("values for a cache", expected, format!("{found:?}")));
     }
+    Ok(())
+}
+
+/// Puts keys and values `[B, T, kv_heads, head_dim]` into rows `[2, B, kv_heads, capacity, head_dim]` from one on, and returns
+/// what is then there up to their end.
+fn put(parts: [&Tensor; 2], rows: &Tensor, from: usize) -> Result<[Tensor; 2]> {
+    let [k, v] = parts;
     let part = |index: usize, new: &Tensor| -> Result<Tensor> {
         let rows = rows.get(index)?;
         rows.slice_set(&new.transpose(1, 2)?.contiguous()?, 2, from)?;

@@ -87,6 +87,10 @@ fn files_are_written_as_they_are() {
     written[100..108].copy_from_slice(&stored[100..108]);
     assert_eq!(written.len(), stored.len());
     assert!(written == stored);
+    // From the folder of an output, too.
+    let out = convert(&open("slm1/f32.slm"), &keep);
+    let again = convert(&Checkpoint::open(out.path()).unwrap(), &keep);
+    assert!(bytes(&again) == bytes(&out));
 
     let out = convert(&open("slm1/q4_0_gqa_b32.slm"), &keep);
     let stored = fs::read(fixture("slm1/q4_0_gqa_b32.slm")).unwrap();
@@ -174,6 +178,7 @@ fn what_no_file_means_is_refused() {
     refused(&open("families/mixtral/hf"), &slm1("q4_0"), &["an SLM1 file"]);
     refused(&open("mlx/llama-untied-bias-b4-g64-f16"), &requantized("q8_0"), &["an SLM1 file", "bias"]);
     refused(&open("mlx/llama-mixed_3_6"), &slm1("q8_0"), &["as it is in an SLM1 file", "requantize"]);
+    refused(&open("uqff/f8q8"), &slm1("keep"), &["an SLM1 file"]);
     refused(&open("convert/odd_small"), &requantized("4"), &["q4_0 and q8_0"]);
     refused(&open("convert/odd_small"), &requantized("q4_k"), &["q4_k"]);
 }

@@ -3,23 +3,15 @@
 //! Whatever a node reads, each member copies and prepares for itself: rows are few, and another barrier would cost more.
 //! Members take blocks of outputs in turn, so results do not depend on how many there are.
 
-use super::super::dense;
-use super::super::dispatch::{self, Prepared};
 use super::super::fast_kernel::Digits;
-use super::super::isa;
-use super::super::low_rank::LowRank;
 use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
 use super::attend::{Layers, Projected};
 use super::elementwise::{activate, normalize, scale_and_cap};
-use crate::backend::step::{
-    ExpertBlock, Input, Matrix, Node, Norm, Out, Plan, Projection, StackProjection, Updates,
-};
-use crate::backend::with_matrix;
-use crate::{ActivationPrecision, KvCache, QuantFormat, QuantTensor};
+use super::operand::{embedded, Operand};
+use crate::backend::step::{ExpertBlock, Input, Node, Norm, Out, Plan, Projection};
+use crate::{ActivationPrecision, KvCache};
 use candle_core::Result;
-use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Rows of a weight that are multiplied together at least.
 pub(super) const BLOCK: usize = 16;
@@ -208,14 +200,7 @@ impl Step<'_> {
     }
 
     pub(super) fn operand(&self, x: Vec<f32>, rows: usize) -> Operand<'_> {
-        Operand {
-            x,
-            rows,
-            digits: self.digits,
-            updates: self.input.updates,
-            prepared: Vec::new(),
-            adapters: Vec::new(),
-        }
+        Operand::new(x, rows, self.digits, self.input.updates)
     }
 
     /// norm(hidden) of all rows, or of those that are wanted.
@@ -296,16 +281,6 @@ pub(super) fn turn(blocks: usize, member: &Member) -> usize {
     blocks.div_ceil(TURNS * member.count()).max(1)
 }
 
-/// Rows of an embedding table.
-pub(super) fn embedded(table: &Matrix, ids: &[usize]) -> Result<Vec<f32>> {
-    match table {
-        Matrix::Packed(table) => with_matrix(table, 0, |table| Ok(super::super::embed::<f32>(table, ids))),
-        Matrix::Dense(table) => {
-            Ok(ids.iter().map(|id| dense::row(table, *id)).collect::<Result<Vec<_>>>()?.concat())
-        }
-    }
-}
-
 /// Hands out `sums` `[outputs, rows]` row by row.
 pub(super) fn scatter(sums: &[f32], rows: usize, mut write: impl FnMut(usize, &[f32])) {
     if rows == 1 {
@@ -316,117 +291,5 @@ pub(super) fn scatter(sums: &[f32], rows: usize, mut write: impl FnMut(usize, &[
         of_row.clear();
         of_row.extend(sums.iter().skip(row).step_by(rows));
         write(row, &of_row);
-    }
-}
-
-/// Rows of x in the order of a weight's columns.
-pub(super) fn in_order<'x>(x: &'x [f32], rows: usize, columns: Option<&Arc<[u32]>>) -> Cow<'x, [f32]> {
-    let Some(columns) = columns else { return Cow::Borrowed(x) };
-    let k = x.len().checked_div(rows).unwrap_or(0);
-    let mut ordered = Vec::with_capacity(rows * columns.len());
-    for row in x.chunks_exact(k.max(1)) {
-        // What has no input is beyond all of them.
-        ordered.extend(columns.iter().map(|column| row.get(*column as usize).copied().unwrap_or(0.)));
-    }
-    Cow::Owned(ordered)
-}
-
-/// A format, an order of columns, and x as these have it.
-type PreparedFor = (QuantFormat, Option<Arc<[u32]>>, Prepared<'static>);
-
-/// x, prepared for each format and order of columns, and for the adapters of each projection that it meets.
-pub(super) struct Operand<'a> {
-    x: Vec<f32>,
-    rows: usize,
-    digits: Digits,
-    updates: &'a Updates,
-    prepared: Vec<PreparedFor>,
-    /// By the numbers of projections.
-    adapters: Vec<(usize, LowRank<'a>)>,
-}
-
-impl<'a> Operand<'a> {
-    /// Outputs `[outputs, rows of x]` of some rows of a weight, with the bias.
-    pub(super) fn multiply(
-        &mut self,
-        projection: &Projection,
-        first: usize,
-        count: usize,
-    ) -> Result<Vec<f32>> {
-        let mut sums = match &projection.weight {
-            Matrix::Packed(weight) => {
-                self.products((weight, 0), projection.columns.as_ref(), first, count)?
-            }
-            Matrix::Dense(weight) => dense::few(isa::best(), weight, first, count, &self.x)?,
-        };
-        let rows = self.rows;
-        if let Some(adapters) = self.adapters(projection) {
-            adapters.apply_to_columns(&mut sums, rows, first);
-        }
-        self.add_bias(projection.bias.as_deref(), first, &mut sums);
-        Ok(sums)
-    }
-
-    /// The same of a matrix of a stack.
-    pub(super) fn multiply_expert(
-        &mut self,
-        stack: &StackProjection,
-        expert: usize,
-        first: usize,
-        count: usize,
-    ) -> Result<Vec<f32>> {
-        let mut sums = self.products((&stack.weight, expert), None, first, count)?;
-        self.add_bias(stack.bias.as_deref(), expert * stack.rows + first, &mut sums);
-        Ok(sums)
-    }
-
-    fn products(
-        &mut self,
-        (weight, index): (&QuantTensor, usize),
-        columns: Option<&Arc<[u32]>>,
-        first: usize,
-        count: usize,
-    ) -> Result<Vec<f32>> {
-        let format = weight.format();
-        let is_same = |known: Option<&Arc<[u32]>>| match (known, columns) {
-            (Some(known), Some(columns)) => Arc::ptr_eq(known, columns),
-            (known, columns) => known.is_none() && columns.is_none(),
-        };
-        let known =
-            self.prepared.iter().position(|(known, order, _)| *known == format && is_same(order.as_ref()));
-        let place = known.unwrap_or_else(|| {
-            let x = in_order(&self.x, self.rows, columns);
-            let k = x.len() / self.rows.max(1);
-            let prepared = dispatch::prepare(isa::best(), format, k, &x, self.digits);
-            self.prepared.push((format, columns.cloned(), prepared));
-            self.prepared.len() - 1
-        });
-        let mut sums = vec![0.; count * self.rows];
-        if let Some((_, _, prepared)) = self.prepared.get(place) {
-            with_matrix(weight, index, |matrix| {
-                prepared.rows(matrix, first, &mut sums);
-                Ok(())
-            })?;
-        }
-        Ok(sums)
-    }
-
-    fn add_bias(&self, bias: Option<&[f32]>, first: usize, sums: &mut [f32]) {
-        if let Some(bias) = bias.and_then(|bias| bias.get(first..)) {
-            for (sums, bias) in sums.chunks_exact_mut(self.rows).zip(bias) {
-                sums.iter_mut().for_each(|sum| *sum += bias);
-            }
-        }
-    }
-
-    /// The active adapters of a projection, if there are any.
-    fn adapters(&mut self, projection: &Projection) -> Option<&LowRank<'a>> {
-        let updates = self.updates.get(projection.index).filter(|updates| !updates.is_empty())?;
-        let known = self.adapters.iter().position(|(known, _)| *known == projection.index);
-        let index = known.unwrap_or_else(|| {
-            self.adapters.push((projection.index, LowRank::new(updates, 0, &self.x)));
-            self.adapters.len() - 1
-        });
-        self.adapters.get(index).map(|(_, adapters)| adapters)
     }
 }

@@ -8,7 +8,7 @@ use super::super::tasks;
 use super::attend::Layers;
 use super::elementwise::{activate, normalize, scale_and_cap};
 use super::experts::experts_of_many;
-use super::few::{embedded, in_order};
+use super::operand::{embedded, in_order};
 use crate::backend::step::{Input, Matrix, Node, Norm, Out, Plan, Projection, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache, QuantTensor};

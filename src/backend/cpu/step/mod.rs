@@ -6,6 +6,7 @@ mod elementwise;
 mod experts;
 mod few;
 mod many;
+mod operand;
 mod place;
 #[cfg(test)]
 mod tests;

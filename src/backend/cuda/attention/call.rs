@@ -37,7 +37,7 @@ pub(in super::super) enum Positions {
     /// All at one, from which tokens back to `first` are seen. `settled` rows of the cache were there before the work that was
     /// put into the stream last.
     Known { first: usize, position: usize, settled: usize },
-    /// `[sequences]` u32, written two launches ago or more; of a sequence that has no new token `u32::MAX`.
+    /// `[sequences]` u32, written two launches ago or more, or by a copy since; of a sequence that has no new token `u32::MAX`.
     OnDevice(u64),
 }
 

@@ -8,7 +8,9 @@ use crate::convert::output::{
 use crate::convert::recipe::{FileType, Role, Spec};
 use crate::convert::target::{slm1_parts, Target, PACKED_ALREADY};
 use candle_core::DType;
-use candle_quant::checkpoint::{module_of, tensor_of, GgmlWeight, MlxForm, PackedWeight, Weight};
+use candle_quant::checkpoint::{
+    module_of, tensor_of, CheckpointKind, GgmlWeight, MlxForm, PackedWeight, Weight,
+};
 use candle_quant::format::{Scale, Slm1Type, ZeroPoint};
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
@@ -143,6 +145,7 @@ impl Job {
         role: Role,
         weight: &Weight,
         target: Target,
+        stored: CheckpointKind,
     ) -> Result<Self> {
         let kind = target.kind();
         let impossible = |why: &str| Error::Unsupported {
@@ -190,7 +193,7 @@ impl Job {
             return Ok(job);
         }
         if target == Target::Slm1 {
-            return Self::signed(source, role, packed)?.ok_or_else(|| impossible(""));
+            return Self::signed(source, role, packed, stored)?.ok_or_else(|| impossible(""));
         }
         // Where biases say what the midpoint of symmetric codes says, they are written.
         let format = packed.format().with_biases();
@@ -236,7 +239,12 @@ impl Job {
     }
 
     /// Symmetric codes as signed ones, if they are such: of 8 bits those of SLM1 files alone, which have a scale for each row.
-    fn signed(source: &SourceTensor, role: Role, packed: &PackedWeight) -> Result<Option<Self>> {
+    fn signed(
+        source: &SourceTensor,
+        role: Role,
+        packed: &PackedWeight,
+        stored: CheckpointKind,
+    ) -> Result<Option<Self>> {
         let format = packed.format();
         let (is_symmetric, [.., k]) = (format.zero_point() == ZeroPoint::Midpoint, source.dims.as_slice())
         else {
@@ -245,7 +253,7 @@ impl Job {
         let scales = matches!(packed.mlx_form()?, MlxForm::Rearranged(_) | MlxForm::WithoutBiases(_));
         let (kind, block) = match format.bits() {
             4 => (Slm1Type::Q4_0, format.group_size()),
-            8 => (Slm1Type::Q8_0, *k),
+            8 if stored == CheckpointKind::Slm1 => (Slm1Type::Q8_0, *k),
             _ => return Ok(None),
         };
         if !(is_symmetric && scales) {

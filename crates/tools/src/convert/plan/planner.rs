@@ -229,7 +229,7 @@ impl<'a> Planner<'a> {
                         return Ok(job);
                     }
                 }
-                let job = Job::pass_through(source, role, weight, target)?;
+                let job = Job::pass_through(source, role, weight, target, self.source.kind())?;
                 if decided.0 != Spec::Keep && job.becomes() != Some(decided.0) {
                     self.staying.set(self.staying.get() + 1);
                 }

@@ -109,9 +109,17 @@ pub(super) fn repack_signed(
         Slm1Type::Q4_0 | _ => 0x8888_8888,
     };
     let words = weight.packed().flatten_all()?.to_vec1::<u32>()?;
-    let codes = words.iter().flat_map(|word| (word ^ flips).to_le_bytes()).collect();
-    let mut scales = Vec::new();
-    for row in weight.scales().to_dtype(DType::F32)?.to_vec2::<f32>()? {
+    let mut codes: Vec<u8> = words.iter().flat_map(|word| (word ^ flips).to_le_bytes()).collect();
+    let (mut scales, mut rows) = (Vec::new(), weight.scales().to_dtype(DType::F32)?.to_vec2::<f32>()?);
+    // Zeros whatever their codes are.
+    let of_group = weight.format().group_size() * kind.bits() / 8;
+    for (scale, codes) in rows.iter_mut().flatten().zip(codes.chunks_mut(of_group)) {
+        if *scale == 0. && kind == Slm1Type::Q4_0 {
+            codes.fill(0);
+            *scale = 1.;
+        }
+    }
+    for row in rows {
         if let Some(scale) = row.iter().find(|scale| !(scale.is_finite() && **scale > 0.)) {
             return Err(wrong("finite numbers above zero, which SLM1 files have", scale.to_string()));
         }
@@ -259,9 +267,11 @@ mod tests {
 
     #[test]
     fn codes_get_signs_and_scales_are_checked() {
-        for (kind, scales, expected) in
-            [(Slm1Type::Q4_0, [0.5f32, 2.], &[0.5f32, 2.][..]), (Slm1Type::Q8_0, [0.25, 0.25], &[0.25])]
-        {
+        for (kind, scales, expected) in [
+            (Slm1Type::Q4_0, [0.5f32, 2.], &[0.5f32, 2.][..]),
+            (Slm1Type::Q4_0, [0., 2.], &[1., 2.]),
+            (Slm1Type::Q8_0, [0.25, 0.25], &[0.25]),
+        ] {
             let weight = symmetric(kind.bits(), &scales);
             let mut written = Vec::new();
             repack_signed("w", &weight, kind, |row, bytes| {

@@ -147,6 +147,14 @@ fn rename(job: &mut Job, model: &GgufModel, source: &Checkpoint) -> Result<()> {
     };
     // What multiplies the scales of blocks is a tensor beside them.
     let module = written.strip_suffix(".weight").unwrap_or(&written);
+    if job.outputs.len() > 1 && module == "token_embd" {
+        return Err(Error::Unsupported {
+            what: format!(
+                "`{name}` with a multiplier of its scales in a GGUF file, which has none of an embedding,"
+            ),
+            remedy: "requantize or dequantize it".into(),
+        });
+    }
     let names = [written.clone(), format!("{module}.scale")];
     for (output, name) in job.outputs.iter_mut().zip(names) {
         output.name = name;

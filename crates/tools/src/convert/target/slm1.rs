@@ -6,7 +6,7 @@ use crate::convert::gguf::difference_of_models;
 use crate::convert::output::{HeadOrder, Job, OutputFile, OutputTensor};
 use crate::convert::recipe::{FileType, Role, Spec};
 use candle_core::DType;
-use candle_quant::checkpoint::slm1::{self, Slm1Entry, Slm1Layout, Slm1Model, Slm1Options};
+use candle_quant::checkpoint::slm1::{Slm1Entry, Slm1Layout, Slm1Model};
 use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint, CheckpointKind};
 use candle_quant::format::{GgmlType, Slm1Type};
 use candle_quant::{Error, QuantFormat, Result};
@@ -83,7 +83,7 @@ impl TargetKind for Slm1 {
 
     fn files(&self, source: &Checkpoint, jobs: Vec<Job>, _: Option<Spec>, _: u64) -> Result<Vec<OutputFile>> {
         let is_tied = jobs.iter().all(|job| job.planned.name != "lm_head.weight");
-        let model = model_of(source, is_tied)?;
+        let model = model_of(source, is_tied, jobs.len())?;
         let mut by_name: BTreeMap<_, _> =
             jobs.into_iter().map(|job| (job.planned.name.clone(), job)).collect();
         let (mut jobs, mut entries) = (Vec::new(), Vec::new());
@@ -134,10 +134,7 @@ impl TargetKind for Slm1 {
                 remedy: "convert to another kind".into(),
             });
         }
-        let tokenizer = match source.kind() == CheckpointKind::Slm1 {
-            true => slm1::open(source.path(), &Slm1Options::default())?.tokenizer_bytes().to_vec(),
-            false => Vec::new(),
-        };
+        let tokenizer = source.slm1_tokenizer().cloned().unwrap_or_default();
         let Slm1Layout { front, places, size } = Slm1Layout::new(&model, &tokenizer, &entries)?;
         for (job, place) in jobs.iter_mut().zip(places) {
             for (output, offset) in job.outputs.iter_mut().zip([place.payload, place.scales]) {
@@ -173,8 +170,16 @@ pub(in crate::convert) fn parts(
 ///
 /// # Errors
 /// If a reader of the file would take it for another one.
-fn model_of(source: &Checkpoint, is_tied: bool) -> Result<Slm1Model> {
+fn model_of(source: &Checkpoint, is_tied: bool, tensors: usize) -> Result<Slm1Model> {
     let config = Config::from_json(source.config())?;
+    // Which is noticed before anything is made for each layer.
+    if config.num_hidden_layers > tensors {
+        let (expected, found) = (
+            format!("tensors of {} layers, as the config says", config.num_hidden_layers),
+            tensors.to_string(),
+        );
+        return Err(Error::mismatch(source.path().display().to_string(), expected, found));
+    }
     let size = |what: &str, number: usize| {
         u32::try_from(number).map_err(|_| Error::mismatch(what, "a number of 32 bits", number.to_string()))
     };
