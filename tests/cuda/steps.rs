@@ -361,7 +361,7 @@ fn what_a_step_cannot_take_is_refused() {
     let nan = nan.to_dtype(DType::F32).unwrap();
     assert!(nan.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().all(|logit| logit.is_nan()));
     two[1].clear();
-    assert!(run(&mut step, &one, &mut two).to_string().contains("1 tokens, as the first"));
+    assert!(run(&mut step, &one, &mut two).to_string().contains("[1] tokens, as the first"));
     two[0].clear();
     for _ in 0..2 {
         step.run(&one, &mut two).unwrap();
