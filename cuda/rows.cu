@@ -1,4 +1,5 @@
-// norm_rows: each row of x normalized (CqNorm). order_rows: in another order, too, or only in that. elementwise: an activation, and what else becomes of outputs (CqElementwise).
+// norm_rows: each row of x normalized (CqNorm). order_rows: in another order, too, or only in that. elementwise: an activation,
+// and what else becomes of outputs (CqElementwise).
 //
 // For what no GEMV does on the way: norms with a mean or behind a block, and matmuls in f32. 256 threads.
 #include "finish.cuh"
@@ -39,7 +40,7 @@ template <class Load, class Act> __device__ __forceinline__ void each_of_row(uin
     }
 }
 
-// The root of the mean square of a row, and the mean that was subtracted, as factors.
+// What is subtracted from the numbers of a row that is normalized, and what they are then multiplied by.
 struct Center {
     float mean, scale;
 };

@@ -24,7 +24,7 @@ const SQUARE: usize = 32;
 
 /// Numbers one after another.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Stored<'a> {
+enum Stored<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
     Bf16(&'a [bf16]),

@@ -100,7 +100,8 @@ impl StepBuilder {
     /// Adds an attention block, whose keys and values are in the next of the caches.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if a weight is none that a [table](Self::new) may be, or not where the table is, or all heads together are to be normalized behind
+    /// [`Error::Unsupported`] if a weight is none that a [table](Self::new) may be, or not where the table is, or all heads together are to
+    /// be normalized behind
     /// their turn; if shapes do not fit, or a number is not one above zero.
     pub fn attention(&mut self, block: AttentionBlock) -> Result<()> {
         let nodes = self.attention_nodes(block)?;

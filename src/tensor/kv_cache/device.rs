@@ -8,7 +8,8 @@ use std::fmt;
 /// Keys and values of one layer of a decoder on a GPU, for a batch of sequences, each of its own length.
 ///
 /// [`ops::decode_attention`](crate::ops::decode_attention) appends one token of each to it and attends; [`append`](Self::append)
-/// adds any number, for attention by other means, and [`append_to`](Self::append_to) those of one sequence. It grows by a quarter when it is full, which copies it. With a window, too,
+/// adds any number, for attention by other means, and [`append_to`](Self::append_to) those of one sequence. It grows by a quarter
+/// when it is full, which copies it. With a window, too,
 /// it keeps all tokens. A CUDA graph that was captured with it holds until it grows, or is used with another batch: then its
 /// memory is another, and the step has to be captured anew.
 ///
@@ -122,8 +123,8 @@ impl DeviceKvCache {
         self.settled = self.settled.min(len);
     }
 
-    /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, to sequences of one length, and returns the keys and values of all tokens, `[B, kv_heads, len,
-    /// head_dim]`, which are those of the cache and change with it until it grows.
+    /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, to sequences of one length, and returns the keys and values of all tokens,
+    /// `[B, kv_heads, len, head_dim]`, which are those of the cache and change with it until it grows.
     ///
     /// # Errors
     /// If shapes or dtypes do not fit, sequences have not the same length, or there is no room for the tokens

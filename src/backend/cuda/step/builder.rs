@@ -276,7 +276,7 @@ impl Builder<'_> {
         let params = self.norm_params(norm, width, (x, y))?;
         let y_width = u32_of("columns of a weight", columns.len())?;
         let params = CqNorm { columns: at as *const _, y_width, ..params };
-        self.push(Kernel::Order, norm_grid(rows), LaunchParams::Order(params));
+        self.push(Kernel::Order, norm_grid(rows), LaunchParams::Norm(params));
         Ok(())
     }
 

@@ -26,7 +26,6 @@ unsafe impl Sync for Launch {}
 pub(super) enum LaunchParams {
     Dequantize(CqDequantize),
     Norm(CqNorm),
-    Order(CqNorm),
     Gemv(CqGemv),
     Simt(CqSimt),
     Attend(CqAttend),
@@ -46,9 +45,7 @@ impl Launch {
         unsafe {
             match &self.params {
                 LaunchParams::Dequantize(params) => launch(stream, kernel, grid, params),
-                LaunchParams::Norm(params) | LaunchParams::Order(params) => {
-                    launch(stream, kernel, grid, params)
-                }
+                LaunchParams::Norm(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Gemv(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Simt(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Attend(params) => launch(stream, kernel, grid, params),

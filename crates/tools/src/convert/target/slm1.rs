@@ -20,7 +20,7 @@ const FILE: &str = "model.slm";
 const UNVERIFIED: &str = "the checksum of an SLM1 file has no published algorithm: a placeholder stands for it, and the program of \
                           the format refuses the file until somebody computes it";
 const NO_TOKENIZER: &str =
-    "the SLM1 file has no tokenizer section, which is published in part: the tokenizer lies beside it";
+    "the SLM1 file has no tokenizer section, which is published in part: the files of a tokenizer are copied";
 
 /// An SLM1 file.
 #[derive(Debug)]
