@@ -34,16 +34,18 @@ const STEPS_UNTIL_SETTLED: usize = 3;
 const SAMPLING: SampleOptions = SampleOptions { temperature: 0.8, ..SampleOptions::GREEDY };
 const AFFINE: QuantFormat = QuantFormat::affine_opt(4, 64).unwrap();
 
-const LAYOUTS: [Layout; 5] = [
+const LAYOUTS: [Layout; 6] = [
     LLAMA_3_8B,
     QWEN3_4B,
-    Layout { name: "Llama-3-8B", format: QuantFormat::MXFP4, ..LLAMA_3_8B },
+    Layout { name: "Llama-3-8B", format: Some(QuantFormat::MXFP4), ..LLAMA_3_8B },
     QWEN3_30B_A3B,
     GPT_OSS_20B,
+    // As published.
+    Layout { format: None, ..GPT_OSS_20B },
 ];
 const LLAMA_3_8B: Layout = Layout {
     name: "Llama-3-8B",
-    format: AFFINE,
+    format: Some(AFFINE),
     layers: 32,
     hidden: 4096,
     inner: 14336,
@@ -135,7 +137,8 @@ struct Options {
 #[derive(Clone, Copy)]
 struct Layout {
     name: &'static str,
-    format: QuantFormat,
+    /// Of all weights but those of experts and routers; none: dense, in bf16.
+    format: Option<QuantFormat>,
     layers: usize,
     hidden: usize,
     inner: usize,
@@ -255,7 +258,8 @@ impl Layout {
 
     /// Another one if it is not whole.
     fn label(&self, options: &Options) -> String {
-        let name = format!("{} {}", self.name, self.format);
+        let format = self.format.map_or("bf16".to_string(), |format| format.to_string());
+        let name = format!("{} {format}", self.name);
         match (options.tiny, options.layers) {
             (true, _) => format!("tiny {name}"),
             (false, None) => name,
@@ -266,19 +270,17 @@ impl Layout {
     /// The plan, and how many bytes of weights a step reads.
     fn plan(&self, device: &Device) -> Result<(StepPlan, usize)> {
         let &Self { hidden, inner, head_dim, .. } = self;
-        let random = RandomWeights::new(self.format, device)?;
+        let random = RandomMatrices::new(self.format, device)?;
         let (mut bytes, mut of_experts) = (0, 0);
         let mut linear = |n, k| -> Result<Linear> {
-            let weight = random.matrix(n, k)?;
-            bytes += weight.size_in_bytes();
-            Ok(Linear::from_quant(weight, None))
+            let (linear, size) = random.linear(n, k)?;
+            bytes += size;
+            Ok(linear)
         };
         let norm = |size: usize| -> Result<RmsNorm> {
             Ok(RmsNorm::new(Tensor::ones(size, DType::F32, &Device::Cpu)?, 1e-5))
         };
-        let table = random.matrix(self.vocabulary, hidden)?;
-        let table_bytes = table.size_in_bytes();
-        let table = Embedding::from_quant(table, DType::BF16)?;
+        let (table, table_bytes) = random.table(self.vocabulary, hidden)?;
         let head = if self.is_tied { table.as_linear() } else { linear(self.vocabulary, hidden)? };
         let of_pair = |pair: usize| self.theta.powf(-2. * pair as f32 / head_dim as f32);
         let turn = Turn { inverse_frequencies: (0..head_dim / 2).map(of_pair).collect(), ..Turn::default() };
@@ -297,7 +299,7 @@ impl Layout {
                 ..AttentionBlock::new([&q, &k, &v, &o], head_dim)
             })?;
             if let Some(ExpertLayout { count, top_k, format, gating }) = self.experts {
-                let random = RandomWeights::new(format, device)?;
+                let random = RandomPacked::new(format, device)?;
                 let mut stack = |n, k| -> Result<ExpertStack> {
                     let stack = random.stack(count, n, k)?;
                     of_experts += stack.size_in_bytes() * top_k / count;
@@ -306,7 +308,8 @@ impl Layout {
                 let (gate, up) = (stack(inner, hidden)?, stack(inner, hidden)?);
                 let experts = Experts::new(gate, up, stack(hidden, inner)?, gating)?;
                 let norm = Some((&of_hidden).into());
-                let router = Linear::new(random.router(count, hidden)?, None);
+                // Of any numbers: which experts a token uses does not matter, only that other hidden states use others.
+                let router = Linear::new(RandomNumbers::new(device)?.matrix(count, hidden)?, None);
                 of_experts += count * hidden * DType::BF16.size_in_bytes();
                 plan.experts(ExpertsBlock { norm, ..ExpertsBlock::new(&router, top_k, &experts) })?;
                 continue;
@@ -346,15 +349,69 @@ impl Layout {
     }
 }
 
+/// Matrices of random numbers, packed or dense.
+enum RandomMatrices {
+    Packed(RandomPacked),
+    Dense(RandomNumbers),
+}
+
+impl RandomMatrices {
+    fn new(format: Option<QuantFormat>, device: &Device) -> Result<Self> {
+        Ok(match format {
+            Some(format) => Self::Packed(RandomPacked::new(format, device)?),
+            None => Self::Dense(RandomNumbers::new(device)?),
+        })
+    }
+
+    /// A projection, and its bytes.
+    fn linear(&self, n: usize, k: usize) -> Result<(Linear, usize)> {
+        Ok(match self {
+            Self::Packed(random) => {
+                let weight = random.matrix(n, k)?;
+                let size = weight.size_in_bytes();
+                (Linear::from_quant(weight, None), size)
+            }
+            Self::Dense(random) => (Linear::new(random.matrix(n, k)?, None), 2 * n * k),
+        })
+    }
+
+    /// An embedding table, and its bytes.
+    fn table(&self, n: usize, k: usize) -> Result<(Embedding, usize)> {
+        Ok(match self {
+            Self::Packed(random) => {
+                let weight = random.matrix(n, k)?;
+                let size = weight.size_in_bytes();
+                (Embedding::from_quant(weight, DType::BF16)?, size)
+            }
+            Self::Dense(random) => (Embedding::new(random.matrix(n, k)?, k), 2 * n * k),
+        })
+    }
+}
+
+/// Matrices of small numbers in bf16.
+struct RandomNumbers(Tensor);
+
+impl RandomNumbers {
+    fn new(device: &Device) -> Result<Self> {
+        let mut rng = StdRng::seed_from_u64(2);
+        let numbers: Vec<bf16> = (0..WORDS).map(|_| bf16::from_f32(rng.random_range(-0.05..0.05))).collect();
+        Ok(Self(Tensor::new(numbers, device)?))
+    }
+
+    fn matrix(&self, n: usize, k: usize) -> Result<Tensor> {
+        repeated(&self.0, &[n, k])
+    }
+}
+
 /// Matrices of random codes, with scales that keep what they give small.
-struct RandomWeights {
+struct RandomPacked {
     format: QuantFormat,
     codes: Tensor,
     scales: Tensor,
     biases: Option<Tensor>,
 }
 
-impl RandomWeights {
+impl RandomPacked {
     fn new(format: QuantFormat, device: &Device) -> Result<Self> {
         let mut rng = StdRng::seed_from_u64(1);
         let codes: Vec<u32> = (0..WORDS).map(|_| rng.random()).collect();
@@ -381,14 +438,6 @@ impl RandomWeights {
         let biases = self.biases.as_ref().map(|biases| of(biases, groups)).transpose()?;
         let (codes, scales) = (of(&self.codes, words)?, of(&self.scales, groups)?);
         Ok(QuantTensor::new(self.format, codes, scales, biases, None)?)
-    }
-
-    /// Of any numbers: which experts a token uses does not matter, only that other hidden states use others.
-    fn router(&self, experts: usize, hidden: usize) -> Result<Tensor> {
-        let mut rng = StdRng::seed_from_u64(experts as u64);
-        let numbers: Vec<bf16> =
-            (0..experts * hidden).map(|_| bf16::from_f32(rng.random_range(-0.05..0.05))).collect();
-        Ok(Tensor::from_vec(numbers, (experts, hidden), self.codes.device())?)
     }
 }
 

@@ -41,6 +41,9 @@ typedef struct CqFinish {
 
 #define CQ_SAMPLE_SHARED_BYTES 16480  /* of drawing: bins, sums, and what a block has found */
 
+/* Numbers of x that a block of the dense matmuls of 1 and 2 rows has in shared memory; of 4 and 8 rows twice as many. */
+#define CQ_DENSE_NUMBERS 4096
+
 /* Experts whose logits a block of the choice makes, and the most that there are. */
 #define CQ_ROUTE_EXPERTS 2
 #define CQ_MOST_ROUTED_EXPERTS 1024
@@ -119,6 +122,43 @@ typedef struct CqSimt {
     uint32_t x_dtype;
     uint32_t unused;
 } CqSimt;
+
+/* y_i = x w_i^T (+ bias_i) for up to three dense weights of one dtype, or y_0 = activation(x w_0^T + bias_0) * (x w_1^T +
+ * bias_1), whose weights have the same rows.
+ *
+ * Grid: (blocks that take turns at pairs of rows, rows of x by those of the kernel). */
+typedef struct CqDense {
+    const void *weight[CQ_MAX_WEIGHTS];  /* [rows, k] of weight_dtype */
+    const float *bias[CQ_MAX_WEIGHTS];   /* [rows]; may be null */
+    void *y[CQ_MAX_WEIGHTS];             /* [m, rows] of x_dtype */
+    const void *x;        /* [m, k] of x_dtype */
+    const float *norm;    /* [k]: x is divided by the root of its mean square and multiplied by these; null: it is not */
+    const void *residual; /* [m, rows of weight 0] of x_dtype, added to y_0; may be null */
+    uint32_t rows[CQ_MAX_WEIGHTS];
+    uint32_t operands;
+    uint32_t pairs;       /* of rows: two of a weight, the last one by itself if they are odd; if gated, one of each */
+    uint32_t gated;       /* whether there is the y_0 of two weights alone */
+    uint32_t m;
+    uint32_t k;
+    uint32_t x_dtype;
+    uint32_t weight_dtype;
+    float eps;            /* added to the mean square */
+    CqFinish finish;      /* of y_0; of the others all but the activation */
+    uint32_t unused;
+} CqDense;
+
+/* Rows of a dense table, times a number; NaN for ids that it does not have. Grid: (count, ceil(k / 256)). */
+typedef struct CqEmbed {
+    const void *table;   /* [rows, k] of table_dtype */
+    const uint32_t *ids; /* [count] */
+    void *y;             /* [count, k] of y_dtype */
+    uint32_t rows;
+    uint32_t k;
+    uint32_t table_dtype;
+    uint32_t y_dtype;
+    float factor;
+    uint32_t unused;
+} CqEmbed;
 
 /* What joins the gate and up projections of an expert, which have the same rows. */
 enum CqGating {

@@ -111,15 +111,27 @@ tests_pass() {
     grep -q 'test result: ok. [1-9]' "$2/tests.log"
 }
 
+# put_back: what was planted in the copy of the checkout, also by a run that was interrupted. It is newer than what was built
+# with the bug, also here: cargo keeps one result for both folders.
+put_back() {
+  [ -e "$work/planted" ] || return 0
+  local file
+  while read -r file; do
+    # A later commit may have lost it.
+    if [ -e "$file" ]; then touch "$file" && cp --parents "$file" -t "$work/checkout"; fi
+  done <"$work/planted"
+  rm "$work/planted"
+}
+
 # verdict_of_src PATCH: of a bug in src/, in a copy of the checkout.
 verdict_of_src() {
   local copy=$work/checkout changed
+  put_back
   changed=$(sed -n 's|^+++ b/||p' "$1")
   mkdir -p "$copy"
   git ls-files -z | xargs -0 cp -P --parents --preserve=timestamps --update -t "$copy"
-  # What is put back is newer than what was built with the bug, also here: cargo keeps one result for both folders.
-  # shellcheck disable=SC2064,SC2086 # this patch's files, of which there may be several
-  trap "touch $changed && cp --parents $changed -t '$copy'" RETURN
+  echo "$changed" >"$work/planted"
+  trap put_back RETURN
   if ! patch --quiet --directory="$copy" -p1 <"$1" >"$work/patch.log"; then
     echo 'does not apply any more'
   elif ! tests_pass "$1" "$work/without"; then

@@ -20,16 +20,23 @@ pub(crate) struct Norm {
 #[derive(Clone, Debug)]
 pub(crate) enum Matrix {
     Packed(QuantTensor),
-    /// Of F32, F16 or BF16 numbers, contiguous; on a CPU alone.
+    /// Of F32, F16 or BF16 numbers, contiguous.
     Dense(Tensor),
 }
 
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 impl Matrix {
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn packed(&self) -> candle_core::Result<&QuantTensor> {
+    pub(crate) fn packed(&self) -> Option<&QuantTensor> {
         match self {
-            Self::Packed(weight) => Ok(weight),
-            Self::Dense(_) => candle_core::bail!("a dense weight in a step plan on a device"),
+            Self::Packed(weight) => Some(weight),
+            Self::Dense(_) => None,
+        }
+    }
+
+    pub(crate) fn dense(&self) -> Option<&Tensor> {
+        match self {
+            Self::Packed(_) => None,
+            Self::Dense(weight) => Some(weight),
         }
     }
 }

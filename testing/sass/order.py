@@ -33,7 +33,7 @@ def complaints(kernel):
         if early < LEAST_SHARE_OF_LOADS * of_tile:
             found.append(f"{early} of the {of_tile} copies of a tile precede the wait for the kernel ahead")
         return found
-    if not re.match(r"(gemv|simt)_(?!.*_experts)", kernel.name):  # the ids of experts have to be awaited
+    if not re.match(r"(gemv|simt|dense)_(?!.*_experts)", kernel.name):  # the ids of experts have to be awaited
         return found
     early = [kernel.instructions[n] for n in before & flow.reaching(flow.numbers("ACQBULK")) if kernel.instructions[n].loads_weights]
     if kernel.name.startswith("gemv_"):
@@ -43,7 +43,7 @@ def complaints(kernel):
         if copied < min(of_batch, LEAST_BYTES_OF_RING):
             found.append(f"{copied} bytes of the first weights of a lane are copied before the wait for the kernel ahead")
         return found
-    # The fp32 matmul waits in its loop.
+    # The matmuls in f32 wait in their loops.
     batch = len([load for load in kernel.instructions if load.loads_weights])
     if len(early) < LEAST_SHARE_OF_LOADS * batch:
         found.append(f"{len(early)} of the {batch} loads of the first weights precede the wait for the kernel ahead")

@@ -28,6 +28,7 @@ mod ranks;
 mod reordered;
 mod sample;
 mod special;
+mod step_dense;
 mod step_experts;
 mod step_orders;
 mod step_ragged;

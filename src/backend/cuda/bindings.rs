@@ -8,6 +8,7 @@ pub const CQ_QUANTIZE_SHARED_BYTES: u32 = 1024;
 pub const CQ_NORM_SHARED_BYTES: u32 = 64;
 pub const CQ_SCAN_SHARED_BYTES: u32 = 64;
 pub const CQ_SAMPLE_SHARED_BYTES: u32 = 16480;
+pub const CQ_DENSE_NUMBERS: u32 = 4096;
 pub const CQ_ROUTE_EXPERTS: u32 = 2;
 pub const CQ_MOST_ROUTED_EXPERTS: u32 = 1024;
 pub const CQ_SAMPLE_BINS: u32 = 2048;
@@ -159,6 +160,76 @@ const _: () = {
     ["Offset of field: CqSimt::x_stride"][::core::mem::offset_of!(CqSimt, x_stride) - 100usize];
     ["Offset of field: CqSimt::x_dtype"][::core::mem::offset_of!(CqSimt, x_dtype) - 104usize];
     ["Offset of field: CqSimt::unused"][::core::mem::offset_of!(CqSimt, unused) - 108usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqDense {
+    pub weight: [*const ::core::ffi::c_void; 3usize],
+    pub bias: [*const f32; 3usize],
+    pub y: [*mut ::core::ffi::c_void; 3usize],
+    pub x: *const ::core::ffi::c_void,
+    pub norm: *const f32,
+    pub residual: *const ::core::ffi::c_void,
+    pub rows: [u32; 3usize],
+    pub operands: u32,
+    pub pairs: u32,
+    pub gated: u32,
+    pub m: u32,
+    pub k: u32,
+    pub x_dtype: u32,
+    pub weight_dtype: u32,
+    pub eps: f32,
+    pub finish: CqFinish,
+    pub unused: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqDense"][::core::mem::size_of::<CqDense>() - 160usize];
+    ["Alignment of CqDense"][::core::mem::align_of::<CqDense>() - 8usize];
+    ["Offset of field: CqDense::weight"][::core::mem::offset_of!(CqDense, weight) - 0usize];
+    ["Offset of field: CqDense::bias"][::core::mem::offset_of!(CqDense, bias) - 24usize];
+    ["Offset of field: CqDense::y"][::core::mem::offset_of!(CqDense, y) - 48usize];
+    ["Offset of field: CqDense::x"][::core::mem::offset_of!(CqDense, x) - 72usize];
+    ["Offset of field: CqDense::norm"][::core::mem::offset_of!(CqDense, norm) - 80usize];
+    ["Offset of field: CqDense::residual"][::core::mem::offset_of!(CqDense, residual) - 88usize];
+    ["Offset of field: CqDense::rows"][::core::mem::offset_of!(CqDense, rows) - 96usize];
+    ["Offset of field: CqDense::operands"][::core::mem::offset_of!(CqDense, operands) - 108usize];
+    ["Offset of field: CqDense::pairs"][::core::mem::offset_of!(CqDense, pairs) - 112usize];
+    ["Offset of field: CqDense::gated"][::core::mem::offset_of!(CqDense, gated) - 116usize];
+    ["Offset of field: CqDense::m"][::core::mem::offset_of!(CqDense, m) - 120usize];
+    ["Offset of field: CqDense::k"][::core::mem::offset_of!(CqDense, k) - 124usize];
+    ["Offset of field: CqDense::x_dtype"][::core::mem::offset_of!(CqDense, x_dtype) - 128usize];
+    ["Offset of field: CqDense::weight_dtype"][::core::mem::offset_of!(CqDense, weight_dtype) - 132usize];
+    ["Offset of field: CqDense::eps"][::core::mem::offset_of!(CqDense, eps) - 136usize];
+    ["Offset of field: CqDense::finish"][::core::mem::offset_of!(CqDense, finish) - 140usize];
+    ["Offset of field: CqDense::unused"][::core::mem::offset_of!(CqDense, unused) - 156usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqEmbed {
+    pub table: *const ::core::ffi::c_void,
+    pub ids: *const u32,
+    pub y: *mut ::core::ffi::c_void,
+    pub rows: u32,
+    pub k: u32,
+    pub table_dtype: u32,
+    pub y_dtype: u32,
+    pub factor: f32,
+    pub unused: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqEmbed"][::core::mem::size_of::<CqEmbed>() - 48usize];
+    ["Alignment of CqEmbed"][::core::mem::align_of::<CqEmbed>() - 8usize];
+    ["Offset of field: CqEmbed::table"][::core::mem::offset_of!(CqEmbed, table) - 0usize];
+    ["Offset of field: CqEmbed::ids"][::core::mem::offset_of!(CqEmbed, ids) - 8usize];
+    ["Offset of field: CqEmbed::y"][::core::mem::offset_of!(CqEmbed, y) - 16usize];
+    ["Offset of field: CqEmbed::rows"][::core::mem::offset_of!(CqEmbed, rows) - 24usize];
+    ["Offset of field: CqEmbed::k"][::core::mem::offset_of!(CqEmbed, k) - 28usize];
+    ["Offset of field: CqEmbed::table_dtype"][::core::mem::offset_of!(CqEmbed, table_dtype) - 32usize];
+    ["Offset of field: CqEmbed::y_dtype"][::core::mem::offset_of!(CqEmbed, y_dtype) - 36usize];
+    ["Offset of field: CqEmbed::factor"][::core::mem::offset_of!(CqEmbed, factor) - 40usize];
+    ["Offset of field: CqEmbed::unused"][::core::mem::offset_of!(CqEmbed, unused) - 44usize];
 };
 pub const CQ_NOT_GATED: CqGating = 0;
 pub const CQ_SILU: CqGating = 1;

@@ -16,6 +16,12 @@ pub(super) enum Kernel {
     GemvExperts(GemvKernels),
     /// The fp32 matmul.
     Simt(&'static str),
+    /// That of dense weights, of up to `rows` rows of x.
+    Dense {
+        rows: usize,
+    },
+    /// Rows of a dense table.
+    Embed,
     /// The fp32 matmul of tiles of pairs with their experts.
     SimtExperts(&'static str),
     /// The same on tensor cores.
@@ -72,6 +78,7 @@ impl Kernel {
             Self::Absmax => "absmax",
             Self::Sample(_) => "sample",
             Self::Norm | Self::Order | Self::Elementwise => "rows",
+            Self::Dense { .. } | Self::Embed => "dense",
         }
     }
 
@@ -91,7 +98,7 @@ impl Kernel {
         match self {
             Self::Gemv { .. } | Self::GemvExperts(_) | Self::Simt(_) | Self::SimtExperts(_) => true,
             Self::Tiles { .. } | Self::SortPairs | Self::WeightedSum | Self::Sample(_) => true,
-            Self::Route => true,
+            Self::Route | Self::Dense { .. } | Self::Embed => true,
             Self::Attend { .. } | Self::AttendF32 | Self::Norm | Self::Order | Self::Elementwise => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
@@ -109,6 +116,8 @@ impl fmt::Display for Kernel {
             Self::Tiles { format, bf16 } => {
                 write!(f, "tiles_{format}_{}", if *bf16 { "bf16" } else { "f16" })
             }
+            Self::Dense { rows } => write!(f, "dense_m{rows}"),
+            Self::Embed => f.write_str("embed"),
             Self::SortPairs => f.write_str("experts_sort"),
             Self::Attend { head_dim, bf16 } => {
                 write!(f, "attend_{}_d{head_dim}", if *bf16 { "bf16" } else { "f16" })
@@ -169,6 +178,8 @@ mod tests {
     fn launched() -> Vec<Kernel> {
         let mut kernels = vec![Kernel::SortPairs, Kernel::WeightedSum, Kernel::FillBias, Kernel::Absmax];
         kernels.extend([Kernel::AttendF32, Kernel::Norm, Kernel::Order, Kernel::Elementwise, Kernel::Route]);
+        kernels.push(Kernel::Embed);
+        kernels.extend(plan::DENSE_ROWS_OF_X.map(|rows| Kernel::Dense { rows }));
         let halves = [false, true];
         kernels.extend(
             HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })),
@@ -248,9 +259,10 @@ mod tests {
             Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
             Kernel::Sample(_) => CQ_SAMPLE_SHARED_BYTES as usize,
             Kernel::Norm | Kernel::Order => CQ_NORM_SHARED_BYTES as usize,
+            Kernel::Dense { rows } => plan::dense_shared_bytes(rows),
             Kernel::Route => plan::route_shared_bytes(CQ_MOST_ROUTED_EXPERTS as usize),
             Kernel::WeightedSum | Kernel::Dequantize(_) | Kernel::FillBias | Kernel::Absmax => 0,
-            Kernel::Elementwise => 0,
+            Kernel::Elementwise | Kernel::Embed => 0,
         }
     }
 

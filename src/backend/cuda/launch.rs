@@ -1,8 +1,8 @@
 //! The one place where kernels are launched.
 
 use super::bindings::{
-    CqAbsmax, CqAttend, CqDequantize, CqElementwise, CqExperts, CqFillBias, CqGemv, CqNorm, CqQuantize,
-    CqRoute, CqSample, CqSimt, CqSortPairs, CqWeightedSum,
+    CqAbsmax, CqAttend, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts, CqFillBias, CqGemv, CqNorm,
+    CqQuantize, CqRoute, CqSample, CqSimt, CqSortPairs, CqWeightedSum,
 };
 use super::card::EarlyStart;
 use super::kernel::Kernel;
@@ -28,6 +28,8 @@ macro_rules! params {
 params! {
     CqGemv => Kernel::Gemv { .. },
     CqSimt => Kernel::Simt(_),
+    CqDense => Kernel::Dense { .. },
+    CqEmbed => Kernel::Embed,
     CqExperts => Kernel::GemvExperts(_) | Kernel::SimtExperts(_) | Kernel::Tiles { .. },
     CqSortPairs => Kernel::SortPairs,
     CqWeightedSum => Kernel::WeightedSum,

@@ -1,6 +1,6 @@
 //! Which kernels multiply: pure arithmetic on shapes, so that cards of one kind agree bit for bit.
 
-use super::bindings::{CQ_SCAN_SHARED_BYTES, CQ_THREADS, CQ_TILE_COLUMNS};
+use super::bindings::{CQ_DENSE_NUMBERS, CQ_SCAN_SHARED_BYTES, CQ_THREADS, CQ_TILE_COLUMNS};
 use super::formats::FormatKernels;
 use super::gemv::GemvShape;
 use crate::QuantFormat;
@@ -99,6 +99,28 @@ pub(super) fn sort_shared_bytes(experts: usize) -> usize {
 /// Shared memory of the choice of experts: sums of warps; then what blocks tell, and four numbers for each expert.
 pub(super) fn route_shared_bytes(experts: usize) -> usize {
     (4 * experts + 1).max(THREADS as usize / 16) * size_of::<u32>()
+}
+
+/// Rows of x of the dense kernels.
+pub(super) const DENSE_ROWS_OF_X: [usize; 4] = [1, 2, 4, MOST_DENSE_ROWS_OF_X];
+pub(super) const MOST_DENSE_ROWS_OF_X: usize = 8;
+
+/// Pairs of rows of weights that a block of the dense kernels multiplies at a time, a warp each.
+pub(super) const DENSE_PAIRS: usize = THREADS as usize / 32;
+
+/// Blocks of a dense kernel that a multiprocessor has registers for: x is brought to each once.
+pub(super) fn dense_blocks_at_once(rows_of_x: usize) -> usize {
+    if rows_of_x < 4 {
+        3
+    } else {
+        2
+    }
+}
+
+/// Shared memory of a dense kernel: x, and for each warp the sum of the squares of each row.
+pub(super) fn dense_shared_bytes(rows_of_x: usize) -> usize {
+    let numbers = CQ_DENSE_NUMBERS as usize * if rows_of_x < 4 { 1 } else { 2 };
+    (numbers + THREADS as usize / 32 * rows_of_x) * size_of::<f32>()
 }
 
 /// Rows of x that a block of the tile kernels multiplies.

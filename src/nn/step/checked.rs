@@ -10,7 +10,7 @@ use crate::tensor::LayerWeight;
 use crate::{Error, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 
-/// A packed weight, or on a CPU a dense one that nothing trains.
+/// A packed weight, or a dense one that nothing trains.
 pub(super) fn matrix(what: &str, weight: &LayerWeight, device: &Device) -> Result<Matrix> {
     if weight.dims().len() != 2 {
         return Err(unsupported(what, &format!("in {} dimensions", weight.dims().len())));
@@ -19,8 +19,7 @@ pub(super) fn matrix(what: &str, weight: &LayerWeight, device: &Device) -> Resul
         LayerWeight::Quantized(weight) => has_kernel(what, weight, device).map(Matrix::Packed),
         LayerWeight::Dense(weight) if weight.track_op() => Err(unsupported(what, "that is trained")),
         LayerWeight::Dense(weight)
-            if device.is_cpu()
-                && weight.device().is_cpu()
+            if weight.device().same_device(device)
                 && matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16) =>
         {
             Ok(Matrix::Dense(weight.detach().contiguous()?))

@@ -8,7 +8,7 @@ use candle_quant::step::{DeviceStep, HeadBlock, StepBuilder, StepPlan, StepToken
 use candle_quant::{DeviceKvCache, Error, Result};
 
 impl Model {
-    /// The layers as a plan, if all are whole, packed (or on the CPU dense), and of kinds that plans have.
+    /// The layers as a plan, if all are whole, packed or dense, and of kinds that plans have.
     pub(super) fn planned(&self) -> Option<StepPlan> {
         let build = || -> Result<StepPlan> {
             let parts = self.embed_tokens.whole().zip(self.lm_head.whole());

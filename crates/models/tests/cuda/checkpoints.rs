@@ -3,7 +3,9 @@
 use crate::common::{bundled, distance};
 use crate::device;
 use candle_core::{DType, Device, Tensor};
+use candle_quant::ops::SampleOptions;
 use candle_quant::{Checkpoint, VarBuilder};
+use candle_quant_models::generate::CausalLm;
 use candle_quant_models::{Config, Model};
 use std::path::{Path, PathBuf};
 
@@ -81,6 +83,19 @@ fn of_mlx_with_experts() {
         "mlx",
         &["gptoss-mxfp4-hf", "gptoss-mxfp4-mlxlm", "qwen3moe-affine-b4-g64", "qwen3moe-nvfp4-global_scale"],
     );
+}
+
+/// What its publisher left in BF16 is part of steps, too.
+#[test]
+fn gpt_oss_as_published_decodes_in_one_launch() {
+    let Some(device) = device() else { return };
+    let checkpoint = Checkpoint::open(fixtures("mlx").join("gptoss-mxfp4-hf")).unwrap();
+    // Its heads are too small for the attention of 16 bits.
+    let mut model = Model::load(&checkpoint, DType::F32, &device).unwrap();
+    for (offset, id) in [3, 5, 7].into_iter().enumerate() {
+        let drawn = model.next_token(id, offset, &SampleOptions::GREEDY, (1, offset as u64)).unwrap();
+        assert!(drawn.is_some(), "token {offset}");
+    }
 }
 
 #[test]

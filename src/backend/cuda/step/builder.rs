@@ -16,7 +16,7 @@ use super::memory::{Addresses, Constants};
 use super::projections::{Source, Target};
 use super::{Launch, LaunchParams};
 use crate::backend::sample::Choice;
-use crate::backend::step::{Activation, CacheRows, Node, Norm, Out, Plan, Projection};
+use crate::backend::step::{Activation, CacheRows, Matrix, Node, Norm, Out, Plan, Projection};
 use crate::QuantTensor;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result};
@@ -180,7 +180,8 @@ impl Builder<'_> {
         let (hidden, k) = (places.hidden, self.plan.hidden);
         let plain = Target { y: &[], gated: false, finish: PLAIN, residual: 0 };
         match node {
-            Node::Embed(table, factor) => self.embed(table.packed()?, *factor, places),
+            Node::Embed(Matrix::Packed(table), factor) => self.embed(table, *factor, places),
+            Node::Embed(Matrix::Dense(table), factor) => self.embed_dense(table, *factor, places),
             Node::Queries(norm, projections, clip) => {
                 let finish = CqFinish { limit: clip.unwrap_or(0.), ..PLAIN };
                 let source = Source { x: hidden, k, norm: norm.as_ref() };
@@ -317,6 +318,12 @@ impl Builder<'_> {
         let grid = Grid { blocks: (count.div_ceil(THREADS as usize), 1), shared_bytes: 0 };
         self.push(Kernel::Elementwise, grid, LaunchParams::Elementwise(params));
         Ok(())
+    }
+
+    /// The address of a norm's weight, ones if it has none.
+    pub(super) fn weight_of(&mut self, norm: &Norm, width: usize) -> u64 {
+        let ones = || norm.weight.as_deref().map_or(Cow::Owned(vec![1.; width]), Cow::Borrowed);
+        self.constants.add(width, ones)
     }
 
     /// The address of numbers, or none.

@@ -111,10 +111,7 @@ impl Builder<'_> {
             self.norm(norm, (self.sequences, hidden), (x, places.normed), (1., 0))?;
             x = places.normed;
         }
-        let norm = fused.map(|norm| {
-            let ones = || norm.weight.as_deref().map_or(Cow::Owned(vec![1.; hidden]), Cow::Borrowed);
-            self.constants.add(hidden, ones)
-        });
+        let norm = fused.map(|norm| self.weight_of(norm, hidden));
         let blocks = routing.experts.div_ceil(CQ_ROUTE_EXPERTS as usize);
         let (_, arrivals) = self.split(0, self.sequences, places);
         let groups = routing.groups;

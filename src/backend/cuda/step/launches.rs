@@ -1,8 +1,8 @@
 //! The launches of a step.
 
 use super::super::bindings::{
-    CqAttend, CqDequantize, CqElementwise, CqExperts, CqGemv, CqNorm, CqRoute, CqSample, CqSimt,
-    CqWeightedSum,
+    CqAttend, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts, CqGemv, CqNorm, CqRoute, CqSample,
+    CqSimt, CqWeightedSum,
 };
 use super::super::kernel::Kernel;
 use super::super::launch::{launch, Grid};
@@ -25,9 +25,11 @@ unsafe impl Sync for Launch {}
 #[derive(Clone, Copy)]
 pub(super) enum LaunchParams {
     Dequantize(CqDequantize),
+    Embed(CqEmbed),
     Norm(CqNorm),
     Gemv(CqGemv),
     Simt(CqSimt),
+    Dense(CqDense),
     Attend(CqAttend),
     Route(CqRoute),
     Experts(CqExperts),
@@ -45,9 +47,11 @@ impl Launch {
         unsafe {
             match &self.params {
                 LaunchParams::Dequantize(params) => launch(stream, kernel, grid, params),
+                LaunchParams::Embed(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Norm(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Gemv(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Simt(params) => launch(stream, kernel, grid, params),
+                LaunchParams::Dense(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Attend(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Route(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Experts(params) => launch(stream, kernel, grid, params),

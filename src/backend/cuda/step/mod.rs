@@ -6,6 +6,7 @@
 
 mod attend;
 mod builder;
+mod dense;
 mod done;
 mod experts;
 mod graph;

@@ -11,8 +11,8 @@ use super::memory::Addresses;
 use super::LaunchParams;
 use crate::backend::step::{Norm, Projection};
 use crate::backend::Operand;
+use crate::QuantTensor;
 use candle_core::{bail, DType, Result};
-use std::borrow::Cow;
 use std::sync::Arc;
 
 /// What a launch of projections is given.
@@ -42,33 +42,25 @@ impl Builder<'_> {
         target: Target,
         places: &Places,
     ) -> Result<()> {
-        let operands =
-            projections.iter().map(|projection| self.operand(projection)).collect::<Result<Vec<_>>>()?;
         let mut seen = Seen::default();
         let [first, rest @ ..] = projections else { return Ok(()) };
-        let format = first.weight.packed()?.format();
-        let mut alike = true;
-        for other in rest {
-            let has_order = is_same(other.columns.as_ref(), first.columns.as_ref());
-            alike = alike && has_order && other.weight.packed()?.format() == format;
-        }
-        if alike {
+        if rest.iter().all(|other| is_same(other.columns.as_ref(), first.columns.as_ref())) {
             let source = self.in_order(first, source, &mut seen, places)?;
-            if self.gemv(projections, &operands, source, target, &mut seen, places)? {
+            if self.together(projections, source, target, &mut seen, places)? {
                 return Ok(());
             }
         }
         if !target.gated {
-            for (index, (projection, operand)) in projections.iter().zip(&operands).enumerate() {
+            for (index, projection) in projections.iter().enumerate() {
                 let target = Target { y: target.y.get(index..=index).unwrap_or_default(), ..target };
-                self.single(projection, operand, source, target, &mut seen, places)?;
+                self.single(projection, source, target, &mut seen, places)?;
             }
             return Ok(());
         }
         let rows = projections.first().map_or(0, |projection| projection.rows);
         let plain = Target { gated: false, finish: PLAIN, residual: 0, ..target };
-        for ((projection, operand), y) in projections.iter().zip(&operands).zip([places.gate, places.inner]) {
-            self.single(projection, operand, source, Target { y: &[y], ..plain }, &mut seen, places)?;
+        for (projection, y) in projections.iter().zip([places.gate, places.inner]) {
+            self.single(projection, source, Target { y: &[y], ..plain }, &mut seen, places)?;
         }
         self.elementwise(places.gate, places.inner, rows, target)
     }
@@ -77,24 +69,25 @@ impl Builder<'_> {
     fn single(
         &mut self,
         projection: &Projection,
-        operand: &OperandPointers,
         source: Source,
         target: Target,
         seen: &mut Seen,
         places: &Places,
     ) -> Result<()> {
-        let operands = std::slice::from_ref(operand);
         let source = self.in_order(projection, source, seen, places)?;
-        if self.gemv(&[projection], operands, source, target, seen, places)? {
+        if self.together(&[projection], source, target, seen, places)? {
             return Ok(());
         }
+        let Some(weight) = projection.weight.packed() else {
+            bail!("dense weights have a kernel of their own")
+        };
         let &[y] = target.y else { bail!("a projection has one output") };
         let x = self.normalized(source, seen, places)?;
         let is_finished = is_plain(&target.finish) && target.residual == 0;
         // A residual may be where the output goes.
         let place = if target.residual == 0 { y } else { places.output };
-        let format = projection.weight.packed()?.format();
-        let shape = (self.sequences, source.k);
+        let (format, shape) = (weight.format(), (self.sequences, source.k));
+        let operand = self.operand(projection, weight)?;
         let (params, grid) = simt_launch(operand.into_rows(place), format, shape, (x, self.dtype))?;
         self.push(FormatKernels::of(format)?.simt(), grid, LaunchParams::Simt(params));
         if is_finished {
@@ -103,34 +96,53 @@ impl Builder<'_> {
         self.elementwise(place, 0, projection.rows, target)
     }
 
-    /// Whether there is a GEMV for them; if its x has to be normalized before, it is.
-    fn gemv(
+    /// Whether there is one kernel for all of them; if its x has to be normalized before, it is.
+    fn together(
         &mut self,
         projections: &[&Projection],
-        operands: &[OperandPointers],
         source: Source,
         target: Target,
         seen: &mut Seen,
         places: &Places,
     ) -> Result<bool> {
-        let Some(first) = projections.first() else { return Ok(false) };
-        let weight = first.weight.packed()?;
-        if self.dtype == DType::F32 {
+        let dense: Option<Vec<_>> =
+            projections.iter().map(|projection| Some((*projection, projection.weight.dense()?))).collect();
+        if let Some(dense) = dense {
+            return self.dense(&dense, source, target, seen, places);
+        }
+        let packed: Option<Vec<_>> =
+            projections.iter().map(|projection| Some((*projection, projection.weight.packed()?))).collect();
+        match packed {
+            Some(packed) => self.gemv(&packed, source, target, seen, places),
+            None => Ok(false),
+        }
+    }
+
+    /// The same, of packed weights.
+    fn gemv(
+        &mut self,
+        projections: &[(&Projection, &QuantTensor)],
+        source: Source,
+        target: Target,
+        seen: &mut Seen,
+        places: &Places,
+    ) -> Result<bool> {
+        let Some((_, first)) = projections.first() else { return Ok(false) };
+        let fits = |weight: &QuantTensor| weight.format() == first.format() && has_narrow_scales(weight);
+        if self.dtype == DType::F32 || !projections.iter().all(|(_, weight)| fits(weight)) {
             return Ok(false);
         }
-        for projection in projections {
-            if !has_narrow_scales(projection.weight.packed()?) {
-                return Ok(false);
-            }
-        }
+        let operands = projections.iter().map(|(projection, weight)| self.operand(projection, weight));
+        let operands = operands.collect::<Result<Vec<_>>>()?;
+        let (x_dtype, m) = (self.dtype, self.sequences);
         let call = |x, norm| GemvCall {
-            format: weight.format(),
-            m: self.sequences,
+            format: first.format(),
+            m,
             k: source.k,
             x,
-            x_dtype: self.dtype,
+            x_dtype,
             norm,
-            operands,
+            operands: &operands,
             y: target.y,
             gated: target.gated,
             finish: target.finish,
@@ -144,9 +156,7 @@ impl Builder<'_> {
                 let fused = FusedNorm { weight: Addresses::NOWHERE, eps: norm.eps };
                 launches = call(source.x, Some(fused)).launches(most_shared)?;
                 if launches.is_some() {
-                    let weight = norm.weight.as_deref();
-                    let ones = || weight.map_or(Cow::Owned(vec![1.; source.k]), Cow::Borrowed);
-                    let fused = FusedNorm { weight: self.constants.add(source.k, ones), ..fused };
+                    let fused = FusedNorm { weight: self.weight_of(norm, source.k), ..fused };
                     launches = call(source.x, Some(fused)).launches(most_shared)?;
                 }
             }
@@ -170,7 +180,7 @@ impl Builder<'_> {
     }
 
     /// Where the source is normalized, which happens once.
-    fn normalized(&mut self, source: Source, seen: &mut Seen, places: &Places) -> Result<u64> {
+    pub(super) fn normalized(&mut self, source: Source, seen: &mut Seen, places: &Places) -> Result<u64> {
         let Some(norm) = source.norm else { return Ok(source.x) };
         if !seen.normed {
             let rows = (self.sequences, source.k);
@@ -197,8 +207,8 @@ impl Builder<'_> {
         Ok(Source { x: places.ordered, k: columns.len(), norm: None })
     }
 
-    fn operand(&mut self, projection: &Projection) -> Result<OperandPointers> {
-        let operand = LockedOperand::new(Operand { weight: projection.weight.packed()?, bias: None });
+    fn operand(&mut self, projection: &Projection, weight: &QuantTensor) -> Result<OperandPointers> {
+        let operand = LockedOperand::new(Operand { weight, bias: None });
         let pointers = operand.addresses(self.stream)?.pointers(0)?;
         let bias = self.numbers(projection.bias.as_deref());
         Ok(OperandPointers { bias: bias as *const _, bias_dtype: CQ_F32, ..pointers })
@@ -207,7 +217,7 @@ impl Builder<'_> {
 
 /// What there is of a source.
 #[derive(Default)]
-struct Seen {
+pub(super) struct Seen {
     /// Whether it is normalized.
     normed: bool,
     /// The order of columns that it was brought into last.
