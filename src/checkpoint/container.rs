@@ -8,6 +8,7 @@ use super::sidecar::SidecarFiles;
 use super::slm1::Slm1Tokenizer;
 use super::tokenizer::StoredTokenizer;
 use super::weight::{DenseTensor, Weight};
+use crate::format::UqffType;
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -49,6 +50,11 @@ pub(super) trait Container: Send + Sync {
     /// What an SLM1 file has of a tokenizer, to be written again.
     fn slm1_tokenizer(&self) -> Option<&Slm1Tokenizer> {
         None
+    }
+
+    /// The entries of a layer of UQFF files in a type of mistral.rs that is made of a whole matrix; `None` if it is no such layer.
+    fn uqff_entries(&self, _module: &str) -> Result<Option<(UqffType, Vec<DenseTensor>)>> {
+        Ok(None)
     }
 
     /// The chat templates that lie in the same files as the weights, if there are any.

@@ -10,6 +10,7 @@ use super::slm1::Slm1Tokenizer;
 use super::tokenizer::StoredTokenizer;
 use super::views::Views;
 use super::weight::{module_of, natural_order, tensor_of, DenseTensor, Weight};
+use crate::format::UqffType;
 use crate::{Error, Result};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -74,6 +75,16 @@ impl Checkpoint {
     /// The tokenizer of an SLM1 file as it stands there; `None` of other kinds.
     pub fn slm1_tokenizer(&self) -> Option<&Slm1Tokenizer> {
         self.0.opened.container.slm1_tokenizer()
+    }
+
+    /// The entries of a layer of UQFF files whose weight is in a type of mistral.rs that is made of a whole matrix, to be written
+    /// again: `<module>.weight` and all `<module>.weight.*`, as they are stored; those of E4M3 numbers are U8. `None` of other
+    /// layers and other kinds.
+    ///
+    /// # Errors
+    /// If an entry is of a dtype that is not [loaded](Self::dense).
+    pub fn uqff_entries(&self, module: &str) -> Result<Option<(UqffType, Vec<DenseTensor>)>> {
+        self.0.opened.container.uqff_entries(module)
     }
 
     /// The chat templates that lie in the same files as the weights, if there are any.

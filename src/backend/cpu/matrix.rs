@@ -109,6 +109,29 @@ impl<'a> PackedMatrix<'a> {
         words.map_or((&[], 0), |words| (words, rows))
     }
 
+    /// Where scales, biases, and those of super-blocks begin of a row, which need not exist, and how many bytes a row has of each.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn scales_from(&self, row: usize) -> [(*const u8, usize); 4] {
+        fn from<T>(values: &[T], row: usize, per_row: usize) -> (*const u8, usize) {
+            (values.as_ptr().wrapping_add(row * per_row).cast(), per_row * size_of::<T>())
+        }
+        let groups = self.groups_per_row();
+        let of_groups = |values| match values {
+            GroupValues::Byte(values) => from(values, row, groups),
+            GroupValues::F16(values) => from(values, row, groups),
+            GroupValues::Bf16(values) => from(values, row, groups),
+            GroupValues::F32(values) => from(values, row, groups),
+        };
+        let none = (std::ptr::null(), 0);
+        let of_blocks = |values| from::<f16>(values, row, self.k / SUPER_BLOCK);
+        [
+            of_groups(self.scales),
+            self.biases.map_or(none, of_groups),
+            self.super_blocks.map_or(none, |of| of_blocks(of.scales)),
+            self.super_blocks.map_or(none, |of| of_blocks(of.biases)),
+        ]
+    }
+
     /// Writes scales and biases of some groups of a row as f32 to the places of these groups in each buffer.
     #[inline(always)]
     pub(crate) fn row_params(

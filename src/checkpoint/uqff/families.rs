@@ -3,6 +3,7 @@
 use super::layer::{Layer, WeightAndWhy, FAMILIES};
 use super::{afq, eight_bit, hqq};
 use crate::checkpoint::weight::{ggml_blocks, tensor_of, DenseTensor, Weight};
+use crate::format::UqffType;
 use crate::Result;
 use candle_core::DType;
 use safetensors::Dtype;
@@ -26,6 +27,17 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
             Err(layer.wrong("weight.format", format!("0 to 6 ({})", FAMILIES.join(", ")), found))
         }
     }
+}
+
+/// The type of the layer's weight, if it is one that is made of a whole matrix.
+pub(super) fn whole_type(layer: &Layer) -> Result<Option<UqffType>> {
+    Ok(match layer.format {
+        Some(2) if layer.u8("weight.bits")? == 8 => Some(UqffType::Hqq8),
+        Some(2) => Some(UqffType::Hqq4),
+        Some(3) => Some(UqffType::Fp8),
+        Some(5) => Some(UqffType::F8q8),
+        _ => None,
+    })
 }
 
 /// The additive bias of the layer, whose weight has shape `dims`.

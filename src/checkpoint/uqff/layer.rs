@@ -2,7 +2,7 @@
 
 use super::entries::{Entries, LayerEntry, REMEDY};
 use crate::checkpoint::file::StoredTensor;
-use crate::checkpoint::weight::{module_of, tensor_of, Weight};
+use crate::checkpoint::weight::{module_of, tensor_of, DenseTensor, Weight};
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::path::Path;
@@ -141,6 +141,20 @@ impl<'a> Layer<'a> {
 
     pub(super) fn entry(&self, suffix: &str) -> Option<&'a LayerEntry> {
         self.entries.get(&tensor_of(self.key, suffix))
+    }
+
+    /// All entries but the bias, by name.
+    pub(super) fn stored(&self) -> Result<Vec<DenseTensor>> {
+        let names = std::iter::once("weight".to_owned());
+        let names = names.chain(SUFFIXES.iter().map(|suffix| format!("weight.{suffix}")));
+        let stored = |part: String| {
+            let tensor = &self.entry(&part)?.tensor;
+            // Nothing is computed with them.
+            let bytes =
+                tensor.as_numbers(Dtype::U8, tensor.dims()).filter(|_| tensor.dtype() == Dtype::F8_E4M3);
+            Some(DenseTensor::new(&tensor_of(self.key, &part), bytes.as_ref().unwrap_or(tensor)))
+        };
+        names.filter_map(stored).collect()
     }
 
     /// The file of an entry; if there is none, that of another one of the layer.

@@ -58,6 +58,7 @@ use super::file::{self, Opening, StoredTensor, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::weight::{tensor_of, DenseTensor, Weight};
+use crate::format::UqffType;
 use crate::{Error, Result};
 use entries::{merge, twice, Entries, Shard, REMEDY};
 use layer::Layer;
@@ -72,6 +73,8 @@ const RESIDUAL: &str = "residual.safetensors";
 
 struct UqffCheckpoint {
     tensors: BTreeMap<String, Tensor>,
+    /// Of all layers.
+    entries: Entries,
 }
 
 enum Tensor {
@@ -101,7 +104,7 @@ pub(super) fn open(files: Files, opening: &Opening) -> Result<Opened> {
             };
         }
     }
-    Ok(Opened::new(CheckpointKind::Uqff, config, sidecars, UqffCheckpoint { tensors }))
+    Ok(Opened::new(CheckpointKind::Uqff, config, sidecars, UqffCheckpoint { tensors, entries }))
 }
 
 /// The weights and biases of all layers.
@@ -200,5 +203,14 @@ impl Container for UqffCheckpoint {
 
     fn file_of(&self, name: &str) -> Option<&Path> {
         self.tensors.get(name).map(Tensor::path)
+    }
+
+    fn uqff_entries(&self, module: &str) -> Result<Option<(UqffType, Vec<DenseTensor>)>> {
+        if !self.entries.contains_key(&tensor_of(module, "weight.format")) {
+            return Ok(None);
+        }
+        let layer = Layer::find(&self.entries, module)?;
+        let Some(kind) = families::whole_type(&layer)? else { return Ok(None) };
+        Ok(Some((kind, layer.stored()?)))
     }
 }

@@ -8,6 +8,7 @@ use candle_quant::format::{GgmlType, UqffType};
 use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe, Spec, Target};
 use candle_quant_tools::verify;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Every layer of one type.
@@ -43,6 +44,46 @@ const NAMES: [&str; 3] = [
     "model.layers.0.self_attn.k_proj.weight",
     "model.embed_tokens.weight",
 ];
+
+/// What is such a type already is written byte for byte, and named as what it is.
+#[test]
+fn whole_weights_are_written_as_they_lie() {
+    for (name, file) in [("hqq4", "hqq4-0.uqff"), ("f8q8", "f8q8-0.uqff"), ("fp8", "fp8-0.uqff")] {
+        let source = open(&format!("uqff/{name}"));
+        let out = convert(&source, &strict(uniform(name)));
+        let files = |folder: &Path| {
+            let mut all = BTreeMap::new();
+            for file in std::fs::read_dir(folder).unwrap() {
+                let path = file.unwrap().path();
+                if path.extension().is_some_and(|end| end == "uqff") {
+                    all.extend(tensors_of(&path));
+                }
+            }
+            all
+        };
+        let (before, after) = (files(&fixture(&format!("uqff/{name}"))), files(&out.path()));
+        let of_layers = |all: &BTreeMap<String, _>| {
+            all.keys().filter(|entry| entry.contains(".weight")).cloned().collect::<Vec<_>>()
+        };
+        assert!(before.len() > 20 && of_layers(&before) == of_layers(&after), "{name}");
+        for entry in of_layers(&before) {
+            assert!(before[&entry] == after[&entry], "{name} {entry}");
+        }
+        let report = json_file(&out.path().join("uqff_report.json"));
+        let counts = report["outputs"][0]["actual_counts"].as_object().unwrap();
+        assert!(counts.len() == 1 && counts[name].as_u64() > Some(3), "{name}: {counts:?}");
+        assert!(
+            out.path().join(file).is_file()
+                && verify::verify(&Checkpoint::open(out.path()).unwrap()).passed(true)
+        );
+
+        // Anew is another matter.
+        let mut anew = uniform("q8_0");
+        anew.requantize = true;
+        let anew = convert(&source, &anew);
+        assert_eq!(json_file(&anew.path().join("uqff_report.json"))["outputs"][0]["quant"], "q8_0");
+    }
+}
 
 /// What the reader makes of a file is what the quantizer says that it has written, bit for bit.
 #[test]

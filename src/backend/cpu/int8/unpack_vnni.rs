@@ -23,6 +23,20 @@ pub(super) const fn splits_sum(bits: usize, kind: u8) -> bool {
     bits == 8 || matches!(kind, IQ4 | IQ2 | IQ1_S)
 }
 
+/// The first bit of four codes among those of a lane, eight of 3, 5 or 6 bits: the first four, or the last.
+const fn first_bit(bits: usize, vector: usize) -> usize {
+    vector * 4 * bits
+}
+
+/// The first byte of a lane that is gathered for them: that with this bit, or of 3 bits the first, since all eight codes are in
+/// one lane then.
+const fn first_byte(bits: usize, vector: usize) -> usize {
+    match bits {
+        3 => 0,
+        _ => first_bit(bits, vector) / 8,
+    }
+}
+
 /// Byte indices, from 64 on into the second load, that gather, in each lane, the bytes with the first (`vector` 0) or the
 /// last four of its eight codes of 3, 5 or 6 bits. No code has bits in the fourth byte of a lane, which may lie behind the
 /// block.
@@ -30,19 +44,19 @@ const fn gather_bytes(bits: usize, vector: usize) -> [u8; 64] {
     let mut index = [0; 64];
     let mut byte = 0;
     while byte < 64 {
-        index[byte] = (byte / 4 * bits + vector * 4 * bits / 8 + byte % 4) as u8;
+        index[byte] = (byte / 4 * bits + first_byte(bits, vector) + byte % 4) as u8;
         byte += 1;
     }
     index
 }
 
 /// Bit offsets of these codes in a quadword of two lanes; one less, modulo 64, for doubled ones.
-const fn code_offsets(bits: usize, vector: usize) -> [u8; 64] {
+const fn code_offsets(bits: usize, vector: usize, double: bool) -> [u8; 64] {
     let mut offsets = [0; 64];
     let mut byte = 0;
     while byte < 64 {
-        let first = byte % 8 / 4 * 32 + vector * 4 * bits % 8;
-        offsets[byte] = ((first + byte % 4 * bits + 64 - doubled(bits) as usize) % 64) as u8;
+        let first = byte % 8 / 4 * 32 + first_bit(bits, vector) - 8 * first_byte(bits, vector);
+        offsets[byte] = ((first + byte % 4 * bits + 64 - double as usize) % 64) as u8;
         byte += 1;
     }
     offsets
@@ -67,27 +81,36 @@ const fn select_code(bits: usize, e2m1: bool) -> [i64; 8] {
     matrices
 }
 
-/// The integers of codes that are looked up: `element / unit + center`, as [`IntegerCodes`] has these. Those of three bits come
-/// doubled.
+/// The integers of codes that are looked up: `element / unit + center`, as [`IntegerCodes`] has these.
 ///
 /// [`IntegerCodes`]: super::codes::IntegerCodes
 const fn table(kind: u8) -> [u8; 16] {
-    let (values, center, per_one, code_step): (&[f32; 16], _, _, _) = match kind {
-        IQ4 => (&format::IQ4_NL, 127, 1., 1),
-        IQ3_XXS => (IqTable::Iq3Xxs.values(), 31, 2., 1),
-        IQ3_S => (IqTable::Iq3S.values(), 15, 1., 1),
-        IQ2 => (IqTable::Iq2.values(), 62, 8., 2),
-        IQ1_M => (IqTable::Iq1M.values(), 17, 8., 2),
-        IQ1_S => (IqTable::Iq1S.values(), 7, 8., 1),
-        _ => (&format::E2M1, 12, 2., 1),
+    let (values, center, per_one): (&[f32; 16], _, _) = match kind {
+        IQ4 => (&format::IQ4_NL, 127, 1.),
+        IQ3_XXS => (IqTable::Iq3Xxs.values(), 31, 2.),
+        IQ3_S => (IqTable::Iq3S.values(), 15, 1.),
+        IQ2 => (IqTable::Iq2.values(), 62, 8.),
+        IQ1_M => (IqTable::Iq1M.values(), 17, 8.),
+        IQ1_S => (IqTable::Iq1S.values(), 7, 8.),
+        _ => (&format::E2M1, 12, 2.),
     };
     let mut table = [0; 16];
     let mut index = 0;
     while index < 16 {
-        table[index] = ((values[index / code_step] * per_one) as i32 + center) as u8;
+        table[index] = ((values[index] * per_one) as i32 + center) as u8;
         index += 1;
     }
     table
+}
+
+/// The same for codes of three bits, whatever the three bits above them.
+const fn table_of_three_bits(kind: u8) -> [u8; 64] {
+    let (of_codes, mut all, mut index) = (table(kind), [0; 64], 0);
+    while index < 64 {
+        all[index] = of_codes[index % 8];
+        index += 1;
+    }
+    all
 }
 
 /// The byte of the table that each code selects.
@@ -112,26 +135,32 @@ pub(super) fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     first: __m512i,
     second: __m512i,
 ) -> [__m512i; VECTORS] {
-    // Those of three bits are looked up by twice the code.
-    let double = doubled(BITS) && (KIND == AFFINE || BITS == 3);
+    let double = const { doubled(BITS) && KIND == AFFINE };
     let mask = _mm512_set1_epi8((((1u32 << BITS) - 1) << u32::from(double)) as u8 as i8);
     let mut codes = [first; VECTORS];
     // SAFETY: only tables are loaded, which have the 64 (16) bytes of a vector.
     unsafe {
         if matches!(BITS, 3 | 5 | 6) {
+            let table = &const { table_of_three_bits(KIND) };
+            let table = _mm512_loadu_si512(table.as_ptr().cast());
             for vector in 0..VECTORS {
                 let index = &const { [gather_bytes(BITS, 0), gather_bytes(BITS, 1)] }[vector];
-                let offsets = &const { [code_offsets(BITS, 0), code_offsets(BITS, 1)] }[vector];
+                let offsets = &const {
+                    let double = doubled(BITS) && KIND == AFFINE;
+                    [code_offsets(BITS, 0, double), code_offsets(BITS, 1, double)]
+                }[vector];
                 let index = _mm512_loadu_si512(index.as_ptr().cast());
                 let offsets = _mm512_loadu_si512(offsets.as_ptr().cast());
                 let together = match BITS {
                     3 => _mm512_permutexvar_epi8(index, first),
                     _ => _mm512_permutex2var_epi8(first, index, second),
                 };
-                codes[vector] = _mm512_and_si512(_mm512_multishift_epi64_epi8(offsets, together), mask);
-            }
-            if KIND != AFFINE {
-                look_up(&const { table(KIND) }, &mut codes);
+                let some = _mm512_multishift_epi64_epi8(offsets, together);
+                codes[vector] = match KIND {
+                    AFFINE => _mm512_and_si512(some, mask),
+                    // The table has 64 entries, and of an index six bits count.
+                    _ => _mm512_permutexvar_epi8(some, table),
+                };
             }
             return codes;
         }

@@ -17,12 +17,17 @@ pub(super) const LANES: usize = 16;
 /// Rows whose lanes are summed together.
 pub(super) const ROWS: usize = 4;
 
+/// How many rows ahead scales and biases are fetched, those of a row at a time: all of a pass at once would be waited for.
+const ROWS_AHEAD: usize = 4 * ROWS_PER_PASS;
+
 /// Some rows of a weight, one behind the other, with scales and biases as [`scale_rows`] prepares them.
 pub(super) struct Pass<'a> {
     words: &'a [u32],
     scaled: &'a [f32],
     stride: usize,
     count: usize,
+    /// Where scales, biases and those of super-blocks lie of the rows that are fetched, and how many bytes each row has.
+    ahead: [(*const u8, usize); 4],
 }
 
 impl<'a> Pass<'a> {
@@ -38,11 +43,14 @@ impl<'a> Pass<'a> {
         self.stride - LANES
     }
 
-    /// A row; behind the last, the last one again.
+    /// A row; behind the last, the last one again. Begins to fetch scales and biases of another.
     #[inline(always)]
     pub(super) fn row(&self, index: usize) -> Row<'a> {
         let (row, len) = (index.min(self.count.saturating_sub(1)), self.words.len() / self.count.max(1));
         let (biases, scales) = self.scaled[row * self.stride..][..self.stride].split_at(LANES);
+        for (first, bytes) in self.ahead {
+            prefetch(first, bytes, row * bytes);
+        }
         Row { words: &self.words[row * len..][..len], biases, scales }
     }
 }
@@ -56,9 +64,10 @@ pub(super) struct Row<'a> {
     pub(super) scales: &'a [f32],
 }
 
-/// What [`dot_rows`] prepares scales and biases in, for rows of such a stride ([`Scaling::stride`]).
+/// What [`dot_rows`] prepares scales and biases in, for rows of such a stride ([`Scaling::stride`]); behind these is room for
+/// what scales and biases of super-blocks count, of which there is one for eight groups or more.
 pub(super) fn room_for_scales(stride: usize) -> Aligned<f32> {
-    Aligned::new(ROWS_PER_PASS * stride)
+    Aligned::new(ROWS_PER_PASS * (stride + 2 * stride.div_ceil(8)))
 }
 
 /// The sums of at most [`ROWS_PER_PASS`] rows from `first_row` on, one for each of `output`, by `dot`.
@@ -70,9 +79,11 @@ pub(super) fn dot_rows(
     dot: impl Fn(&Pass, &mut [f32]),
 ) {
     let (words, count) = matrix.rows_words(first_row, output.len());
-    let scaled = &mut room[..count * scaling.stride];
-    scale_rows(isa, matrix, first_row, scaling, scaled);
-    dot(&Pass { words, scaled, stride: scaling.stride, count }, &mut output[..count]);
+    let (scaled, units) = room.split_at_mut(ROWS_PER_PASS * scaling.stride);
+    let scaled = &mut scaled[..count * scaling.stride];
+    scale_rows(isa, (matrix, first_row), scaling, scaled, units);
+    let ahead = matrix.scales_from(first_row + ROWS_AHEAD);
+    dot(&Pass { words, scaled, stride: scaling.stride, count, ahead }, &mut output[..count]);
 }
 
 /// Writes what `dot` gives for each of `m` rows of x, one after the other, to `out`, `[rows, m]`.

@@ -1,6 +1,5 @@
 //! A row's scales and biases as f32, prepared for the kernels of one row of x.
 
-use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx512::Avx512;
 use super::super::matrix::{GroupValues, PackedMatrix};
 use super::stored::{Counted, E4m3, E8m0, Nothing, Stored, E4M3_FACTOR};
@@ -8,9 +7,6 @@ use super::LANES;
 use crate::format::{Scale, ZeroPoint, SUPER_BLOCK};
 use half::f16;
 use std::arch::x86_64::*;
-
-/// How many passes ahead scales and biases are fetched: a pass has few bytes of them.
-const PASSES_AHEAD: usize = 4;
 
 /// What sixteen groups of activations contribute.
 #[derive(Clone, Copy, Default)]
@@ -47,21 +43,26 @@ impl<'a> Scaling<'a> {
 }
 
 /// Prepares scales and biases of the rows from `first_row` on, as many as `scaled` has room for. Zeros behind the last
-/// sixteen groups are left as they are.
+/// sixteen groups are left as they are. `units` is for what those of super-blocks count.
 pub(super) fn scale_rows(
     _isa: Avx512,
-    matrix: &PackedMatrix,
-    first_row: usize,
+    of: (&PackedMatrix, usize),
     scaling: &Scaling,
     scaled: &mut [f32],
+    units: &mut [f32],
 ) {
     // SAFETY: `_isa` proves that the CPU has the features of the function.
-    unsafe { scale_rows_avx512(matrix, first_row, scaling, scaled) }
+    unsafe { scale_rows_avx512(of, scaling, scaled, units) }
 }
 
 /// See [`scale_rows`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn scale_rows_avx512<'a>(matrix: &PackedMatrix<'a>, first_row: usize, scaling: &Scaling, scaled: &mut [f32]) {
+fn scale_rows_avx512<'a>(
+    (matrix, first_row): (&PackedMatrix<'a>, usize),
+    scaling: &Scaling,
+    scaled: &mut [f32],
+    units: &mut [f32],
+) {
     let groups = matrix.groups_per_row();
     let rows = scaled.len() / scaling.stride;
     let part = |values: GroupValues<'a>| values.slice(first_row * groups, rows * groups);
@@ -79,14 +80,16 @@ fn scale_rows_avx512<'a>(matrix: &PackedMatrix<'a>, first_row: usize, scaling: &
             (Scale::E8m0, _) => scale_all((E8m0(scales), groups), (Nothing, 0.), scaling, scaled),
             (Scale::SuperBlock, Some(of)) => {
                 let (group_size, blocks) = (matrix.format.group_size(), matrix.k / SUPER_BLOCK);
-                let counted = |bytes, of: &'a [f16]| {
-                    let of = of.get(first_row * blocks..).and_then(|of| of.get(..rows * blocks));
-                    Counted::new(bytes, of.unwrap_or_default(), group_size)
-                };
-                let scales = (counted(scales, of.scales), groups);
+                let (of_scales, of_biases) = units.split_at_mut(units.len() / 2);
+                let of_rows =
+                    |of: &'a [f16]| of.get(first_row * blocks..).and_then(|of| of.get(..rows * blocks));
+                let units = widened(of_rows(of.scales).unwrap_or_default(), of_scales);
+                let scales = (Counted::new(scales, units, group_size), groups);
                 match biases {
                     Some(GroupValues::Byte(biases)) => {
-                        scale_all(scales, (counted(biases, of.biases), scaling.center), scaling, scaled);
+                        let units = widened(of_rows(of.biases).unwrap_or_default(), of_biases);
+                        let biases = Counted::new(biases, units, group_size);
+                        scale_all(scales, (biases, scaling.center), scaling, scaled);
                     }
                     _ => without_biases(matrix, scales, scaling, scaled),
                 }
@@ -100,6 +103,19 @@ fn scale_rows_avx512<'a>(matrix: &PackedMatrix<'a>, first_row: usize, scaling: &
         GroupValues::Bf16(scales) => with_biases(matrix, (scales, groups), biases, scaling, scaled),
         GroupValues::F32(scales) => with_biases(matrix, (scales, groups), biases, scaling, scaled),
     }
+}
+
+/// Numbers as f32, in `to`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn widened<'a>(numbers: &[f16], to: &'a mut [f32]) -> &'a [f32] {
+    let to = &mut to[..numbers.len()];
+    for first in (0..numbers.len()).step_by(LANES) {
+        let mask = u16::MAX >> (LANES - (numbers.len() - first).min(LANES));
+        // SAFETY: both have the numbers in the mask.
+        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr().add(first), mask, numbers.load(mask, first)) };
+    }
+    to
 }
 
 /// The multiplier that all outputs have left. Sums have to be finite before it.
@@ -163,9 +179,6 @@ fn scale_all<S: Stored, B: Stored>(
     assert!(scaling.groups.len() * LANES >= groups);
     let center = _mm512_set1_ps(center);
     let whole = groups / LANES * LANES;
-    let ahead = PASSES_AHEAD * ROWS_PER_PASS * groups;
-    scales.prefetch(ahead, rows * groups);
-    biases.prefetch(ahead, rows * groups);
     for row in 0..rows {
         // SAFETY: the assertions: each row has `groups` scales and biases, or no biases; its part of `scaled` has room for
         // whole vectors of them behind the first; and `scaling` has all groups.
@@ -192,7 +205,6 @@ fn scale_all<S: Stored, B: Stored>(
 fn widen_all<S: Stored>((scales, groups): (S, usize), scaling: &Scaling, scaled: &mut [f32]) {
     let rows = scaled.len() / scaling.stride;
     assert!(scales.count() == rows * groups && LANES + groups.next_multiple_of(LANES) <= scaling.stride);
-    scales.prefetch(PASSES_AHEAD * ROWS_PER_PASS * groups, rows * groups);
     for (row, scaled) in scaled.chunks_exact_mut(scaling.stride).enumerate() {
         for first in (0..groups).step_by(LANES) {
             let mask = u16::MAX >> (LANES - (groups - first).min(LANES));

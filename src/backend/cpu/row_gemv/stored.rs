@@ -4,16 +4,6 @@ use crate::format::SUPER_BLOCK;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-/// Prefetches `count` values from `at` on, which need not exist.
-#[inline(always)]
-fn prefetch_values<T>(values: &[T], at: usize, count: usize) {
-    let first = values.as_ptr().wrapping_add(at);
-    for byte in (0..count * size_of::<T>()).step_by(64) {
-        // SAFETY: a prefetch of any address is harmless: it neither faults nor changes what a program sees.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(first.cast::<i8>().wrapping_add(byte)) };
-    }
-}
-
 /// Scales or biases as they are stored.
 pub(super) trait Stored: Copy {
     /// False for [`Nothing`] alone.
@@ -25,9 +15,6 @@ pub(super) trait Stored: Copy {
 
     /// How many there are.
     fn count(self) -> usize;
-
-    /// Prefetches so many from `at` on, which need not exist.
-    fn prefetch(self, at: usize, count: usize);
 
     /// Sixteen numbers from `at` on as f32, exactly; zeros where the mask has none.
     ///
@@ -45,7 +32,6 @@ impl Stored for Nothing {
     fn count(self) -> usize {
         0
     }
-    fn prefetch(self, _at: usize, _count: usize) {}
     #[inline(always)]
     unsafe fn load(self, _mask: u16, _at: usize) -> __m512 {
         // SAFETY: the caller enables the features.
@@ -60,19 +46,11 @@ macro_rules! values {
         fn count(self) -> usize {
             self.$field.len()
         }
-        #[inline(always)]
-        fn prefetch(self, at: usize, count: usize) {
-            prefetch_values(self.$field, at, count);
-        }
     };
     () => {
         #[inline(always)]
         fn count(self) -> usize {
             self.len()
-        }
-        #[inline(always)]
-        fn prefetch(self, at: usize, count: usize) {
-            prefetch_values(self, at, count);
         }
     };
 }
@@ -145,7 +123,7 @@ impl Stored for E4m3<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Counted<'a> {
     bytes: &'a [u8],
-    of: &'a [f16],
+    of: &'a [f32],
     /// `2^shift` bytes share a number: 8 or 16.
     shift: u32,
 }
@@ -153,22 +131,13 @@ pub(super) struct Counted<'a> {
 impl<'a> Counted<'a> {
     /// # Panics
     /// If there is not a number for every so many groups, or less than eight share one.
-    pub(super) fn new(bytes: &'a [u8], of: &'a [f16], group_size: usize) -> Self {
+    pub(super) fn new(bytes: &'a [u8], of: &'a [f32], group_size: usize) -> Self {
         let groups = SUPER_BLOCK / group_size;
         assert!(
             matches!(groups, 8 | 16) && bytes.len() == of.len() * groups,
             "a number for each super-block"
         );
         Self { bytes, of, shift: groups.trailing_zeros() }
-    }
-
-    /// Which of two numbers a lane counts.
-    #[inline(always)]
-    fn number_of_lane(&self) -> &'static [i32; 16] {
-        match self.shift {
-            3 => &[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1],
-            _ => &[0; 16],
-        }
     }
 }
 
@@ -178,11 +147,6 @@ impl Stored for Counted<'_> {
         self.bytes.len()
     }
     #[inline(always)]
-    fn prefetch(self, at: usize, count: usize) {
-        prefetch_values(self.bytes, at, count);
-        prefetch_values(self.of, at >> self.shift, count >> self.shift);
-    }
-    #[inline(always)]
     unsafe fn load(self, mask: u16, at: usize) -> __m512 {
         // Rows are whole super-blocks: `at` is a multiple of eight, and so of sixteen bytes eight share a number, or all.
         let second = self.shift == 3 && mask >> 8 != 0;
@@ -190,10 +154,11 @@ impl Stored for Counted<'_> {
         // count, of which `new` has seen that there are as many; the caller enables the features, too.
         unsafe {
             let bytes = _mm_maskz_loadu_epi8(mask, self.bytes.as_ptr().wrapping_add(at).cast());
-            let of = self.of.as_ptr().wrapping_add(at >> self.shift).cast();
-            let of =
-                _mm512_castps128_ps512(_mm_cvtph_ps(_mm_maskz_loadu_epi16(1 | u8::from(second) << 1, of)));
-            let of = _mm512_permutexvar_ps(_mm512_loadu_si512(self.number_of_lane().as_ptr().cast()), of);
+            let at = at >> self.shift;
+            let mut of = _mm512_set1_ps(*self.of.get_unchecked(at));
+            if second {
+                of = _mm512_insertf32x8::<1>(of, _mm256_set1_ps(*self.of.get_unchecked(at + 1)));
+            }
             _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), of)
         }
     }

@@ -83,8 +83,8 @@ impl HeadOrder {
 /// What is done.
 #[derive(Clone, Debug)]
 pub(in crate::convert) enum Work {
-    /// For each tensor of the output, the tensors whose bytes it consists of.
-    Copy(Vec<Vec<DenseTensor>>, Option<QuantFormat>),
+    /// For each tensor of the output, the tensors whose bytes it consists of, and what they are if they are packed.
+    Copy(Vec<Vec<DenseTensor>>, Option<Spec>),
     /// Numbers are converted to a dtype.
     Cast(Vec<SourcePart>, DType),
     /// Numbers are rounded to a dtype and packed.
@@ -203,7 +203,7 @@ impl Job {
     /// The format of the output, if it is packed.
     pub(in crate::convert) fn format(&self) -> Option<QuantFormat> {
         match &self.work {
-            Work::Copy(_, format) => *format,
+            Work::Copy(_, spec) => spec.and_then(Spec::format),
             Work::Cast(..) => None,
             Work::Pack(_, packing) => Some(packing.format),
             Work::Repack(_, format, _) => Some(*format),
@@ -225,9 +225,8 @@ impl Job {
                 let known = GgmlType::ALL.into_iter().find(|kind| Some(kind.id()) == id);
                 known.map(Spec::ggml).or_else(|| self.format().map(Spec::Packed))
             }
-            Work::Copy(..) | Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => {
-                self.format().map(Spec::Packed)
-            }
+            Work::Copy(_, spec) => *spec,
+            Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => self.format().map(Spec::Packed),
         }
     }
 

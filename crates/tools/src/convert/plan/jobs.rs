@@ -9,9 +9,9 @@ use crate::convert::recipe::{FileType, Role, Spec};
 use crate::convert::target::{slm1_parts, Target, PACKED_ALREADY};
 use candle_core::DType;
 use candle_quant::checkpoint::{
-    module_of, tensor_of, CheckpointKind, GgmlWeight, MlxForm, PackedWeight, Weight,
+    module_of, tensor_of, CheckpointKind, DenseTensor, GgmlWeight, MlxForm, PackedWeight, Weight,
 };
-use candle_quant::format::{Scale, Slm1Type, ZeroPoint};
+use candle_quant::format::{Scale, Slm1Type, UqffType, ZeroPoint};
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 use std::sync::Arc;
@@ -28,6 +28,9 @@ const ROUNDED: &str = " with scales whose products with codes are rounded";
 
 /// Why weights whose scales are multiplied stay no weights of MLX.
 const MULTIPLIED: &str = " with a multiplier of its scales";
+
+/// Larger entries of UQFF files are copied; others are written beside what says where all lie.
+const MOST_KNOWN_BYTES: usize = 12;
 
 /// The dtype of numbers in the source.
 pub(super) fn stored_dtype(source: &SourceTensor) -> Option<DType> {
@@ -222,7 +225,7 @@ impl Job {
                     outputs.push(OutputTensor::new(name, file_dtype(scale.dtype())?, scale.dims().to_vec())?);
                 }
                 let sources = parts.into_iter().map(|(_, dense)| vec![dense]).collect();
-                (Work::Copy(sources, Some(format)), outputs)
+                (Work::Copy(sources, Some(Spec::Packed(format))), outputs)
             }
             MlxForm::WithoutBiases(_) if kind.has_biases() => return Err(impossible(ROUNDED)),
             MlxForm::Rearranged(scales) | MlxForm::WithoutBiases(scales) => {
@@ -233,6 +236,38 @@ impl Job {
             _ => return Err(impossible("")),
         };
         let mut job = Self::new(source, format.to_string(), work, outputs);
+        job.planned.role = role;
+        job.planned.rule = PACKED_ALREADY.into();
+        Ok(job)
+    }
+
+    /// A weight in a type of mistral.rs that is made of a whole matrix: all that its file says of it.
+    pub(super) fn of_uqff(
+        source: &SourceTensor,
+        role: Role,
+        (kind, entries): (UqffType, Vec<DenseTensor>),
+    ) -> Result<Self> {
+        let output = |entry: &DenseTensor| {
+            let dtype = match kind {
+                UqffType::Fp8 if entry.name() == source.name => Dtype::F8_E4M3,
+                _ => file_dtype(entry.dtype())?,
+            };
+            let (name, dims) = (entry.name().to_owned(), entry.dims().to_vec());
+            if entry.size_in_bytes() > MOST_KNOWN_BYTES {
+                return OutputTensor::new(name, dtype, dims);
+            }
+            let mut bytes = Vec::new();
+            entry.for_each_chunk(|chunk| bytes.extend_from_slice(chunk))?;
+            Ok(OutputTensor::known(name, dtype, dims, &bytes))
+        };
+        let outputs = entries.iter().map(output).collect::<Result<Vec<_>>>()?;
+        let pairs = outputs.into_iter().zip(entries);
+        let (known, copied): (Vec<_>, Vec<_>) = pairs.partition(|(output, _)| output.value.is_some());
+        let (mut outputs, runs): (Vec<_>, Vec<_>) =
+            copied.into_iter().map(|(output, entry)| (output, vec![entry])).unzip();
+        outputs.extend(known.into_iter().map(|(output, _)| output));
+        let spec = Spec::Type(FileType::Uqff(kind));
+        let mut job = Self::new(source, spec.to_string(), Work::Copy(runs, Some(spec)), outputs);
         job.planned.role = role;
         job.planned.rule = PACKED_ALREADY.into();
         Ok(job)

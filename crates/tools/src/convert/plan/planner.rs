@@ -13,6 +13,7 @@ use crate::convert::target::{Target, PACKED_ALREADY};
 use crate::source::Source;
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, Checkpoint, CheckpointKind, DenseTensor, Weight};
+use candle_quant::format::UqffType;
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::generate::stored_tokenizer;
 use candle_quant_models::{name_in_mlx_lm, Config, MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
@@ -223,6 +224,11 @@ impl<'a> Planner<'a> {
                 job.planned.rule = PACKED_ALREADY.into();
                 return Ok(job);
             }
+            if let (true, Some(entries)) = (stays, self.uqff_entries(source)?) {
+                let job = Job::of_uqff(source, role, entries)?;
+                self.count_staying(&job, decided.0);
+                return Ok(job);
+            }
             if stays && !matches!(weight, Weight::Dense(_)) {
                 if let (Weight::Packed(packed), false) = (weight, is_default(decided.1)) {
                     if let Some(job) = Job::widen(source, role, decided, packed, self.dtype, target)? {
@@ -230,9 +236,7 @@ impl<'a> Planner<'a> {
                     }
                 }
                 let job = Job::pass_through(source, role, weight, target, self.source.kind())?;
-                if decided.0 != Spec::Keep && job.becomes() != Some(decided.0) {
-                    self.staying.set(self.staying.get() + 1);
-                }
+                self.count_staying(&job, decided.0);
                 return Ok(job);
             }
         }
@@ -280,6 +284,21 @@ impl<'a> Planner<'a> {
         job.planned.fallback = fallback;
         job.spec = decided.0;
         Ok(job)
+    }
+
+    /// Counts a weight that is packed already, if that is not what the rule says.
+    fn count_staying(&self, job: &Job, decided: Spec) {
+        if decided != Spec::Keep && job.becomes() != Some(decided) {
+            self.staying.set(self.staying.get() + 1);
+        }
+    }
+
+    /// What the source has of a whole weight that is written to the same kind of files.
+    fn uqff_entries(&self, source: &SourceTensor) -> Result<Option<(UqffType, Vec<DenseTensor>)>> {
+        match (self.options.target, module_of(&source.name)) {
+            (Target::Uqff, Some(module)) => self.source.uqff_entries(module),
+            _ => Ok(None),
+        }
     }
 
     /// The dtype in which numbers are packed, which that of the scales is too.
