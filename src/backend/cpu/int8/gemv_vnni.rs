@@ -185,6 +185,7 @@ fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8, const LIM
     assert!(pass.scales_per_row() >= last_group + LANES);
     for (part, sums) in sums.chunks_mut(ROWS).enumerate() {
         let mut totals = [_mm512_setzero_ps(); ROWS];
+        pass.fetch_ahead(part);
         // One row after the other: memory is read fastest in its order, since rows are short.
         for (index, total) in totals.iter_mut().enumerate() {
             let row = pass.row(part * ROWS + index);

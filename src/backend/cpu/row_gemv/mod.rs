@@ -17,7 +17,7 @@ pub(super) const LANES: usize = 16;
 /// Rows whose lanes are summed together.
 pub(super) const ROWS: usize = 4;
 
-/// How many rows ahead scales and biases are fetched, those of a row at a time: all of a pass at once would be waited for.
+/// How many rows ahead scales and biases are fetched, those of a few rows at a time: all of a pass at once would be waited for.
 const ROWS_AHEAD: usize = 4 * ROWS_PER_PASS;
 
 /// Some rows of a weight, one behind the other, with scales and biases as [`scale_rows`] prepares them.
@@ -43,14 +43,19 @@ impl<'a> Pass<'a> {
         self.stride - LANES
     }
 
-    /// A row; behind the last, the last one again. Begins to fetch scales and biases of another.
+    /// Begins to fetch scales and biases of rows behind those of the pass, as many as are summed together.
+    #[inline(always)]
+    pub(super) fn fetch_ahead(&self, part: usize) {
+        for (first, bytes) in self.ahead {
+            prefetch(first, ROWS * bytes, part * ROWS * bytes);
+        }
+    }
+
+    /// A row; behind the last, the last one again.
     #[inline(always)]
     pub(super) fn row(&self, index: usize) -> Row<'a> {
         let (row, len) = (index.min(self.count.saturating_sub(1)), self.words.len() / self.count.max(1));
         let (biases, scales) = self.scaled[row * self.stride..][..self.stride].split_at(LANES);
-        for (first, bytes) in self.ahead {
-            prefetch(first, bytes, row * bytes);
-        }
         Row { words: &self.words[row * len..][..len], biases, scales }
     }
 }
