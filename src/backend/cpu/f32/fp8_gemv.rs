@@ -124,6 +124,7 @@ fn dot_pass(pass: &Pass<'_>, x: &[f32], group_shift: u32, (multiplier, sums): (f
     assert!(group_shift >= 5 && x.len() >= blocks * BLOCK);
     assert!(pass.scales_per_row() >= groups.max(1).next_multiple_of(LANES));
     for (part, sums) in sums.chunks_mut(ROWS).enumerate() {
+        pass.fetch_ahead(part);
         let rows = std::array::from_fn(|row| pass.row(part * ROWS + row));
         let mut totals = [_mm512_setzero_ps(); ROWS];
         // SAFETY: the assertion covers every block. Whole blocks lie in the rows; what the last one lacks is masked.
