@@ -248,10 +248,8 @@ impl Job {
         (kind, entries): (UqffType, Vec<DenseTensor>),
     ) -> Result<Self> {
         let output = |entry: &DenseTensor| {
-            let dtype = match kind {
-                UqffType::Fp8 if entry.name() == source.name => Dtype::F8_E4M3,
-                _ => file_dtype(entry.dtype())?,
-            };
+            let is_e4m3 = kind == UqffType::Fp8 && entry.name() == source.name;
+            let dtype = if is_e4m3 { Dtype::F8_E4M3 } else { file_dtype(entry.dtype())? };
             let (name, dims) = (entry.name().to_owned(), entry.dims().to_vec());
             if entry.size_in_bytes() > MOST_KNOWN_BYTES {
                 return OutputTensor::new(name, dtype, dims);
