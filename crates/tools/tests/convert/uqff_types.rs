@@ -69,7 +69,7 @@ fn whole_weights_are_written_as_they_lie() {
         for entry in of_layers(&before) {
             assert!(before[&entry] == after[&entry], "{name} {entry}");
         }
-        let report = json_file(&out.path().join("uqff_report.json"));
+        let report = json_file(out.path().join("uqff_report.json"));
         let counts = report["outputs"][0]["actual_counts"].as_object().unwrap();
         assert!(counts.len() == 1 && counts[name].as_u64() > Some(3), "{name}: {counts:?}");
         assert!(
@@ -81,7 +81,7 @@ fn whole_weights_are_written_as_they_lie() {
         let mut anew = uniform("q8_0");
         anew.requantize = true;
         let anew = convert(&source, &anew);
-        assert_eq!(json_file(&anew.path().join("uqff_report.json"))["outputs"][0]["quant"], "q8_0");
+        assert_eq!(json_file(anew.path().join("uqff_report.json"))["outputs"][0]["quant"], "q8_0");
     }
 }
 
