@@ -271,6 +271,7 @@ impl Layout {
     fn plan(&self, device: &Device) -> Result<(StepPlan, usize)> {
         let &Self { hidden, inner, head_dim, .. } = self;
         let random = RandomMatrices::new(self.format, device)?;
+        let of_routers = RandomNumbers::new(device)?;
         let (mut bytes, mut of_experts) = (0, 0);
         let mut linear = |n, k| -> Result<Linear> {
             let (linear, size) = random.linear(n, k)?;
@@ -309,7 +310,7 @@ impl Layout {
                 let experts = Experts::new(gate, up, stack(hidden, inner)?, gating)?;
                 let norm = Some((&of_hidden).into());
                 // Of any numbers: which experts a token uses does not matter, only that other hidden states use others.
-                let router = Linear::new(RandomNumbers::new(device)?.matrix(count, hidden)?, None);
+                let router = Linear::new(of_routers.matrix(count, hidden)?, None);
                 of_experts += count * hidden * DType::BF16.size_in_bytes();
                 plan.experts(ExpertsBlock { norm, ..ExpertsBlock::new(&router, top_k, &experts) })?;
                 continue;

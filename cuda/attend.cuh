@@ -110,18 +110,6 @@ struct WarpResults {
     }
 };
 
-__device__ __forceinline__ float largest_of_warp(float value) {
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, distance));
-    return value;
-}
-
-__device__ __forceinline__ float sum_of_warp(float value) {
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(FULL_WARP, value, distance);
-    return value;
-}
-
 // What the blocks of a share left to the last of them: of each split sums [8][head_dim], then [8] of the largest logit and the
 // sum of weights.
 struct Parts {

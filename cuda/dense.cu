@@ -25,12 +25,6 @@ template <uint32_t WEIGHT> __device__ __forceinline__ uint32_t place_of(uint32_t
     return k / SPAN * SPAN + k % EACH / 4 * 128 + k % SPAN / EACH * 4 + k % 4;
 }
 
-__device__ __forceinline__ float sum_of_warp(float value) {
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(FULL_WARP, value, distance);
-    return value;
-}
-
 // A row of a weight.
 struct Row {
     const void *weight;

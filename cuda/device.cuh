@@ -32,6 +32,19 @@ namespace cq {
 
 constexpr uint32_t FULL_WARP = 0xffffffffu;
 
+// Over the lanes of a warp, for all of them.
+__device__ __forceinline__ float sum_of_warp(float value) {
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(FULL_WARP, value, distance);
+    return value;
+}
+
+__device__ __forceinline__ float largest_of_warp(float value) {
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, distance));
+    return value;
+}
+
 __device__ __forceinline__ half2 as_half2(uint32_t bits) {
     half2 value;
     memcpy(&value, &bits, sizeof value);

@@ -13,12 +13,6 @@ constexpr uint32_t STRIDE = WARPS_OF_EXPERT * 32;  // of the numbers of a thread
 constexpr uint32_t BATCH = 8;                      // of them that are on their way at once
 constexpr uint32_t TAKEN = 0, NO_EXPERT = 0xffffffffu;
 
-__device__ __forceinline__ float sum_of_warp(float value) {
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(FULL_WARP, value, distance);
-    return value;
-}
-
 // The product of a thread's numbers of the row with those of its expert, and their squares.
 template <uint32_t DTYPE, uint32_t WEIGHT> __device__ __forceinline__ void product(const CqRoute &p, uint32_t expert, float &sum, float &squares) {
     const size_t row = size_t(blockIdx.y) * p.hidden, of_expert = size_t(expert) * p.hidden;
@@ -107,8 +101,7 @@ __device__ __forceinline__ void choose(const CqRoute &p, float *scores, uint32_t
         scores[i] = load_again(p.logits + token * p.experts + i);
         top = fmaxf(top, scores[i]);
     }
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, distance));
+    top = largest_of_warp(top);
     float sum = 0;
     for (uint32_t i = lane; i < p.experts; i += 32) {
         scores[i] = p.sigmoid ? 1.f / (1.f + expf(-scores[i])) : expf(scores[i] - top);

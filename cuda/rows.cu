@@ -12,8 +12,7 @@ constexpr int THREADS = CQ_THREADS, WARPS = THREADS / 32;
 
 // The sum over a block's threads, for all of them.
 __device__ __forceinline__ float sum_of_block(float value, float *of_warps) {
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(FULL_WARP, value, distance);
+    value = sum_of_warp(value);
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
     __syncthreads();
     float sum = 0;

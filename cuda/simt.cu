@@ -75,12 +75,6 @@ __device__ __forceinline__ void stage_x(const Job &job, uint32_t first_m, uint32
     }
 }
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(FULL_WARP, value, distance);
-    return value;
-}
-
 // A matmul with one weight.
 struct Matmul {
     const CqSimt &p;
@@ -206,7 +200,7 @@ __device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uin
     float product = 0;
 #pragma unroll
     for (int i = 0; i < ROWS * M; ++i) {
-        const float sum = warp_sum(sums[i / M][i % M]);
+        const float sum = sum_of_warp(sums[i / M][i % M]);
         product = lane == uint32_t(i) ? sum : product;
     }
     const uint32_t column = lane % M;

@@ -16,6 +16,14 @@ pub(crate) struct Norm {
     pub(crate) eps: f32,
 }
 
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+impl Norm {
+    /// Whether numbers are divided by a length and multiplied, no more: outputs of a projection may be divided instead of its inputs.
+    pub(crate) fn is_rms(&self) -> bool {
+        !self.subtracts_mean && self.bias.is_none()
+    }
+}
+
 /// A weight `[N, K]`.
 #[derive(Clone, Debug)]
 pub(crate) enum Matrix {

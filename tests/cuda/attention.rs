@@ -1,6 +1,7 @@
 //! Attention of one new token to a cache: what it sees, in f64; what the cache holds afterwards.
 
 use crate::packed::{bits, flat, refused, relative_error, tensor};
+use crate::steps::kv_format;
 use crate::{device, is_about_memory};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::ops::{attention, decode_attention, AttentionOptions};
@@ -37,11 +38,7 @@ const CASE: Case = Case {
 
 impl Case {
     fn config(&self, dtype: DType) -> KvCacheConfig {
-        let format = match dtype {
-            DType::F16 => KvFormat::F16,
-            DType::BF16 => KvFormat::Bf16,
-            _ => KvFormat::F32,
-        };
+        let format = kv_format(dtype);
         KvCacheConfig {
             window: self.window,
             is_chunked: self.is_chunked,

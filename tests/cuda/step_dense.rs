@@ -4,7 +4,8 @@ use crate::device;
 use crate::expected::random;
 use crate::gpu::captures;
 use crate::packed::{bits, flat, relative_error, tensor};
-use candle_core::{DType, Device, Tensor};
+use crate::steps::kv_format;
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Activation, LayerNorm, RmsNorm};
 use candle_quant::step::{
     AttentionBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepNorm, StepPlan, StepToken,
@@ -121,11 +122,7 @@ fn dense_weights_are_multiplied_as_they_are_stored() {
             let what = format!("kind {index}, {dtype:?}, {sequences} sequences");
             let there = plan(kind, &device, dtype);
             let [mut step, mut eager] = [(); 2].map(|()| there.on_device(sequences, dtype).unwrap());
-            let format = match dtype {
-                DType::F32 => KvFormat::F32,
-                DType::F16 => KvFormat::F16,
-                _ => KvFormat::Bf16,
-            };
+            let format = kv_format(dtype);
             let config = KvCacheConfig { keys: format, values: format, ..KvCacheConfig::new(1, 64) };
             let mut cached = [DeviceKvCache::new(config).unwrap()];
             let on_cpu_caches = || [KvCache::new(KvCacheConfig::new(1, 64)).unwrap()];
@@ -171,4 +168,22 @@ fn an_id_outside_of_a_dense_table_is_not_a_number() {
     let logits = flat(&step.run(&ids, &mut cached).unwrap());
     let (outside, inside) = logits.split_at(VOCABULARY);
     assert!(outside.iter().all(|logit| logit.is_nan()) && inside.iter().all(|logit| logit.is_finite()));
+}
+
+#[test]
+fn weights_that_are_trained_or_elsewhere_are_refused() {
+    let Some(device) = device() else { return };
+    let of = |n, k, device: &Device| linear((n, k), 80, BF16, false, device);
+    let table = Embedding::new(tensor(&[VOCABULARY, 128], 70).to_device(&device).unwrap(), 128);
+    let (there, elsewhere) = (of(128, 128, &device), of(128, 128, &Device::Cpu));
+    let trained = Var::from_tensor(&tensor(&[128, 128], 81).to_device(&device).unwrap()).unwrap();
+    let trained = Linear::new(trained.as_tensor().clone(), None);
+    for (weight, parts) in [(&elsewhere, ["on Cpu", "BF16"]), (&trained, ["that is trained", "step plan"])] {
+        let mut plan = StepBuilder::new(&table, 1.).unwrap();
+        let error = plan
+            .attention(AttentionBlock::new([weight, &there, &there, &there], 64))
+            .unwrap_err()
+            .to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
 }

@@ -4,13 +4,14 @@ use crate::device;
 use crate::expected::random;
 use crate::gpu::captures;
 use crate::packed::{bits, flat, relative_error, tensor};
+use crate::steps::kv_format;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{LayerNorm, RmsNorm};
 use candle_quant::nn::ReorderedTensor;
 use candle_quant::step::{
     AttentionBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepNorm, StepPlan, StepToken,
 };
-use candle_quant::{DeviceKvCache, Embedding, KvCache, KvCacheConfig, KvFormat, Linear, QuantFormat};
+use candle_quant::{DeviceKvCache, Embedding, KvCache, KvCacheConfig, Linear, QuantFormat};
 
 const HIDDEN: usize = 128;
 const INNER: usize = 192;
@@ -94,11 +95,7 @@ fn columns_of_any_order_are_those_of_the_inputs() {
             let what = format!("kind {index}, {dtype:?}, {sequences} sequences");
             let there = plan(orders, has_means, &device, dtype);
             let [mut step, mut eager] = [(); 2].map(|()| there.on_device(sequences, dtype).unwrap());
-            let format = match dtype {
-                DType::F32 => KvFormat::F32,
-                DType::F16 => KvFormat::F16,
-                _ => KvFormat::Bf16,
-            };
+            let format = kv_format(dtype);
             let config = KvCacheConfig { keys: format, values: format, ..KvCacheConfig::new(1, 64) };
             let mut cached = [DeviceKvCache::new(config).unwrap()];
             let mut cached_on_cpu = [KvCache::new(KvCacheConfig::new(1, 64)).unwrap()];

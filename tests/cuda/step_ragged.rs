@@ -3,7 +3,7 @@
 use crate::device;
 use crate::gpu::captures;
 use crate::packed::{bits, flat, relative_error, tensor};
-use crate::steps::{caches, id, on_cpu, plan};
+use crate::steps::{caches, id, kv_format, on_cpu, plan};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::ops::{decode_attention, AttentionOptions, SampleOptions};
 use candle_quant::step::StepToken;
@@ -155,7 +155,7 @@ fn prompts_are_put_into_one_sequence() {
 fn attention_of_one_launch_is_that_of_each_sequence() {
     let Some(device) = device() else { return };
     for dtype in [DType::F32, DType::BF16] {
-        let format = if dtype == DType::F32 { KvFormat::F32 } else { KvFormat::Bf16 };
+        let format = kv_format(dtype);
         let config =
             KvCacheConfig { keys: format, values: format, window: Some(33), ..KvCacheConfig::new(2, 64) };
         let random = |dims: &[usize], seed: u64, device: &Device| {

@@ -57,8 +57,18 @@ pub fn plan(device: &Device, dtype: DType) -> (StepPlan, Linear) {
     (plan.head(HeadBlock::new(&norm, &head)).unwrap(), last.unwrap())
 }
 
+/// Of keys and values beside activations of a dtype.
+pub fn kv_format(dtype: DType) -> KvFormat {
+    match dtype {
+        DType::F32 => KvFormat::F32,
+        DType::F16 => KvFormat::F16,
+        DType::BF16 => KvFormat::Bf16,
+        other => panic!("caches have no {other:?}"),
+    }
+}
+
 pub fn caches(dtype: DType, max_tokens: usize) -> Vec<DeviceKvCache> {
-    let format = if dtype == DType::F32 { KvFormat::F32 } else { KvFormat::Bf16 };
+    let format = kv_format(dtype);
     let config = KvCacheConfig { keys: format, values: format, max_tokens, ..KvCacheConfig::new(2, 64) };
     let windowed = KvCacheConfig { window: Some(WINDOW), ..config };
     [config, windowed].map(|config| DeviceKvCache::new(config).unwrap()).into()

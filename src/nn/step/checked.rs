@@ -18,10 +18,11 @@ pub(super) fn matrix(what: &str, weight: &LayerWeight, device: &Device) -> Resul
     match weight {
         LayerWeight::Quantized(weight) => has_kernel(what, weight, device).map(Matrix::Packed),
         LayerWeight::Dense(weight) if weight.track_op() => Err(unsupported(what, "that is trained")),
-        LayerWeight::Dense(weight)
-            if weight.device().same_device(device)
-                && matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16) =>
-        {
+        LayerWeight::Dense(weight) if !weight.device().same_device(device) => {
+            let found = format!("as {:?} on {:?}", weight.dtype(), weight.device().location());
+            Err(unsupported(what, &found))
+        }
+        LayerWeight::Dense(weight) if matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16) => {
             Ok(Matrix::Dense(weight.detach().contiguous()?))
         }
         other => Err(unsupported(what, &format!("as {}", other.format_name()))),

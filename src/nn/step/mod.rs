@@ -81,9 +81,8 @@ impl StepBuilder {
     /// A plan that begins with the rows of an embedding table `[vocabulary, hidden]`, times `scale`, on the device of the table.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the table is neither packed nor, on the CPU, F32, F16 or BF16 numbers that nothing trains, or there
-    /// are no kernels for it there; if `scale` is not a number
-    /// above zero.
+    /// [`Error::Unsupported`] if the table is neither packed nor F32, F16 or BF16 numbers that nothing trains, or there are no kernels
+    /// for it there; if `scale` is not a number above zero.
     pub fn new(table: &Embedding, scale: f64) -> Result<Self> {
         let device = table.embeddings().device();
         let weight = matrix("embedding", table.embeddings(), &device)?;

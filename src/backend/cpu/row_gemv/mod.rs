@@ -120,8 +120,8 @@ pub(super) fn sums_of_lanes([a, b, c, d]: [__m512; ROWS]) -> [f32; ROWS] {
     sums
 }
 
-/// Prefetches `len` bytes `ahead` of `at` to the second-level cache: to the first one, so few lines can be on their way that a core
-/// of Zen 4 gets half as much of them.
+/// Prefetches `len` bytes `ahead` of `at` to the second-level cache. Beside a row of x, the first one of Zen 4 takes half as much of
+/// them (benches/results/2026-11-27-epyc-2-cores/prefetch.md).
 #[inline(always)]
 pub(super) fn prefetch(at: *const u8, len: usize, ahead: usize) {
     let next = at.wrapping_add(ahead);

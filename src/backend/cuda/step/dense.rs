@@ -25,9 +25,9 @@ impl Builder<'_> {
         if rest.iter().any(|(_, other)| other.dtype() != weight.dtype()) {
             return Ok(false);
         }
-        let is_fused = source.norm.is_some_and(|norm| !norm.subtracts_mean && norm.bias.is_none());
-        let x = if is_fused { source.x } else { self.normalized(source, seen, places)? };
-        let norm = source.norm.filter(|_| is_fused);
+        let norm = source.norm.filter(|norm| norm.is_rms());
+        let x = if norm.is_some() { source.x } else { self.normalized(source, seen, places)? };
+        // Which the kernel counts in 32 bits.
         u32_of("numbers of x", self.sequences * source.k)?;
         let mut params = CqDense {
             weight: [std::ptr::null(); CQ_MAX_WEIGHTS as usize],

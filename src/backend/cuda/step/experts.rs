@@ -105,7 +105,7 @@ impl Builder<'_> {
         let hidden = self.plan.hidden;
         let Router::Dense { weight, bias } = &block.router else { bail!("routers are dense on a device") };
         let routing = &block.routing;
-        let fused = block.norm.as_ref().filter(|norm| !norm.subtracts_mean && norm.bias.is_none());
+        let fused = block.norm.as_ref().filter(|norm| norm.is_rms());
         let mut x = places.hidden;
         if let (Some(norm), None) = (&block.norm, fused) {
             self.norm(norm, (self.sequences, hidden), (x, places.normed), (1., 0))?;

@@ -152,7 +152,7 @@ impl Builder<'_> {
         let mut launches = None;
         match source.norm {
             None => launches = call(source.x, None).launches(most_shared)?,
-            Some(norm) if !norm.subtracts_mean && norm.bias.is_none() => {
+            Some(norm) if norm.is_rms() => {
                 let fused = FusedNorm { weight: Addresses::NOWHERE, eps: norm.eps };
                 launches = call(source.x, Some(fused)).launches(most_shared)?;
                 if launches.is_some() {
