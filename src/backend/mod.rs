@@ -12,6 +12,7 @@ mod decode_attention;
 mod experts;
 mod fused;
 mod gated_delta;
+mod lent;
 pub(crate) mod low_rank;
 mod ops;
 mod precision;
@@ -21,15 +22,14 @@ pub(crate) mod routing;
 pub(crate) mod sample;
 pub(crate) mod step;
 
-use crate::format::{Real, SUPER_BLOCK};
+use crate::format::Real;
 use crate::{Error, QuantFormat, QuantTensor};
 pub use attention::{attention, AttentionOptions};
 use backward::matmul_backward;
 use candle_core::{
-    bail, CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage,
-    Tensor, D,
+    bail, CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, D,
 };
-use cpu::{GroupValues, PackedMatrix, SuperBlockValues};
+use cpu::GroupValues;
 pub(crate) use cuda::StepLaunches;
 pub use decode_attention::decode_attention;
 pub(crate) use decode_attention::NewToken;
@@ -39,6 +39,7 @@ pub use fused::rms_norm_matmul;
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue, NormOfX};
 pub use gated_delta::gated_delta;
 use half::{bf16, f16};
+use lent::{group_values, with_matrix, Lent};
 pub use ops::quantize_rows;
 pub use precision::ActivationPrecision;
 pub(crate) use quantize::Parts;
@@ -315,79 +316,6 @@ fn contiguous<'a, T>(storage: &'a [T], layout: &Layout) -> Result<&'a [T]> {
     match range.and_then(|range| storage.get(range)) {
         Some(elements) => Ok(elements),
         None => bail!("a contiguous tensor is needed here, found layout {layout:?}"),
-    }
-}
-
-/// Lends matrix `index` of a (stack of) packed weights on the CPU to `compute`.
-fn with_matrix<R>(
-    weight: &QuantTensor,
-    index: usize,
-    compute: impl FnOnce(&PackedMatrix) -> Result<R>,
-) -> Result<R> {
-    let [.., rows, k] = weight.dims()[..] else { bail!("a weight has at least two dimensions") };
-    let format = weight.format();
-    let part = |len_of_row: usize| (index * rows * len_of_row, rows * len_of_row);
-    let (words, groups) = (part(k * format.bits() / 32), part(k / format.group_size()));
-
-    let (packed, packed_layout) = weight.packed().storage_and_layout();
-    let Storage::Cpu(CpuStorage::U32(packed)) = &*packed else {
-        return Err(unsupported_device(weight.device()));
-    };
-    let (scales, scales_layout) = weight.scales().storage_and_layout();
-    let biases = weight.biases().map(|biases| biases.storage_and_layout());
-    let biases = match &biases {
-        Some((storage, layout)) => Some(group_values(storage, layout, groups)?),
-        None => None,
-    };
-    let super_blocks = weight.super_blocks();
-    let of_scales = super_blocks.map(|of| of.scales.storage_and_layout());
-    let of_biases = super_blocks.and_then(|of| of.biases.as_ref()).map(Tensor::storage_and_layout);
-    let of_blocks = part(k / SUPER_BLOCK);
-    compute(&PackedMatrix {
-        format,
-        rows,
-        k,
-        words: slice(contiguous(packed, packed_layout)?, words)?,
-        scales: group_values(&scales, scales_layout, groups)?,
-        biases,
-        global_scale: weight.global_scale_of(index),
-        super_blocks: match &of_scales {
-            None => None,
-            Some((scales, layout)) => Some(SuperBlockValues {
-                scales: halves(scales, layout, of_blocks)?,
-                biases: match &of_biases {
-                    Some((biases, layout)) => halves(biases, layout, of_blocks)?,
-                    None => &[],
-                },
-            }),
-        },
-    })
-}
-
-#[allow(clippy::wildcard_enum_match_arm, reason = "parts are U8 or floats, on the CPU")]
-fn group_values<'a>(storage: &'a Storage, layout: &Layout, part: (usize, usize)) -> Result<GroupValues<'a>> {
-    Ok(match storage {
-        Storage::Cpu(CpuStorage::U8(all)) => GroupValues::Byte(slice(contiguous(all, layout)?, part)?),
-        Storage::Cpu(CpuStorage::F16(all)) => GroupValues::F16(slice(contiguous(all, layout)?, part)?),
-        Storage::Cpu(CpuStorage::BF16(all)) => GroupValues::Bf16(slice(contiguous(all, layout)?, part)?),
-        Storage::Cpu(CpuStorage::F32(all)) => GroupValues::F32(slice(contiguous(all, layout)?, part)?),
-        _ => bail!("scales and biases live on the CPU as U8, F16, BF16 or F32"),
-    })
-}
-
-fn halves<'a>(storage: &'a Storage, layout: &Layout, part: (usize, usize)) -> Result<&'a [f16]> {
-    match group_values(storage, layout, part)? {
-        GroupValues::F16(values) => Ok(values),
-        GroupValues::Byte(_) | GroupValues::Bf16(_) | GroupValues::F32(_) => {
-            bail!("numbers of super-blocks are F16")
-        }
-    }
-}
-
-fn slice<T>(all: &[T], (start, len): (usize, usize)) -> Result<&[T]> {
-    match all.get(start..).and_then(|rest| rest.get(..len)) {
-        Some(part) => Ok(part),
-        None => bail!("{len} elements from {start} on, of {}", all.len()),
     }
 }
 

@@ -25,12 +25,14 @@ impl<T: Copy + Default> Aligned<T> {
 impl<T> Deref for Aligned<T> {
     type Target = [T];
 
+    #[inline]
     fn deref(&self) -> &[T] {
         &self.all[self.start..][..self.len]
     }
 }
 
 impl<T> DerefMut for Aligned<T> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.all[self.start..][..self.len]
     }

@@ -178,6 +178,18 @@ impl Cursor {
         let start = self.0.fetch_add(step, Ordering::Relaxed);
         (start < len).then(|| start..len.min(start + step))
     }
+
+    /// A share of the items that no member has taken, `least` or more: half of what would be each one's, so that shares become
+    /// small where all are about to meet.
+    pub(super) fn take_share(&self, len: usize, least: usize, member: &Member) -> Option<Range<usize>> {
+        let end = |start: usize| {
+            let share = len.saturating_sub(start) / (2 * member.count());
+            len.min(start + share.max(least))
+        };
+        let next = |start: usize| (start < len).then(|| end(start));
+        let start = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+        Some(start..end(start))
+    }
 }
 
 /// Numbers that members write, each slots of its own, and that all read behind a barrier.
@@ -234,6 +246,30 @@ mod tests {
                 Ok(())
             })
             .unwrap();
+        }
+    }
+
+    #[test]
+    fn shares_are_every_item_once_and_become_small() {
+        for (members, len, least) in [(1, 10, 1), (2, 192, 4), (3, 1000, 1), (8, 5, 2), (2, 0, 3)] {
+            let (cursor, taken) = (Cursor::new(), Mutex::new(Vec::new()));
+            run::<()>(Crew::Own(members), |member| {
+                while let Some(share) = cursor.take_share(len, least, member) {
+                    taken.lock().unwrap().push(share);
+                }
+                Ok(())
+            })
+            .unwrap();
+            let mut taken = taken.into_inner().unwrap();
+            taken.sort_by_key(|share| share.start);
+            let mut next = 0;
+            for share in taken {
+                assert_eq!(share.start, next, "{members} members");
+                let of_rest = ((len - next) / (2 * members)).max(least);
+                assert_eq!(share.len(), of_rest.min(len - next), "{members} members at {next}");
+                next = share.end;
+            }
+            assert_eq!(next, len);
         }
     }
 

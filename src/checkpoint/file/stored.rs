@@ -2,7 +2,7 @@
 
 use super::data::DataFile;
 use super::header::{self, TensorInfo};
-use super::room::room_for;
+use super::room::{gather, room_for};
 use super::section::Section;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor, WithDType};
@@ -212,6 +212,7 @@ impl StoredTensor {
     pub(in crate::checkpoint) fn read<T: Element>(&self) -> Result<Vec<T>> {
         let mut elements = room_for(self.size_in_bytes() / T::SIZE);
         self.for_each_chunk(1, |chunk| T::append(chunk, &mut elements))?;
+        gather(&elements);
         Ok(elements)
     }
 

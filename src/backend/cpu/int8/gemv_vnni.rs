@@ -20,16 +20,19 @@ use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Pass, Row, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Pass, LANES, ROWS};
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{FixedPoint, LIMB_BITS};
 use super::outliers::Outliers;
-use super::unpack_vnni::{splits_sum, unpack, AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4};
+use super::unpack_vnni::{
+    splits_sum, unpack_vector, AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4,
+};
 use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
+use std::ptr;
 
-/// How many bytes ahead of the codes that are multiplied others are fetched: half as many and twice as many are as fast.
+/// How many bytes ahead of the codes that are multiplied others are fetched at least.
 const AHEAD: usize = 8192;
 
 /// The kernel, and the proof that the CPU has its instructions.
@@ -140,7 +143,7 @@ impl Prepared {
 }
 
 /// Dot products of the rows of a pass and `x`, times `unit`.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
 fn dot_pass<const LIMBS: usize>(
     codes: &IntegerCodes,
     x: &FixedPoint,
@@ -168,7 +171,7 @@ fn dot_pass<const LIMBS: usize>(
 
 /// See [`dot_pass`].
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
 fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8, const LIMBS: usize>(
     x: &FixedPoint,
     pass: &Pass<'_>,
@@ -182,92 +185,125 @@ fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8, const LIM
     assert!(KIND != MXFP4 || x.lane_units.len() >= blocks * LANES);
     let last_group = (blocks.saturating_sub(1) * 64 * VECTORS) >> x.group_shift;
     assert!(pass.scales_per_row() >= last_group + LANES);
+    // The same place in rows that come later: those of a group are read side by side.
+    let group_bytes = (ROWS * row_bytes).max(64);
+    let ahead = group_bytes * AHEAD.div_ceil(group_bytes);
+    // What rows have of an incomplete last block, and zeros.
+    let mut ends = [[0u32; 32]; ROWS];
     for (part, sums) in sums.chunks_mut(ROWS).enumerate() {
-        let mut totals = [_mm512_setzero_ps(); ROWS];
         pass.fetch_ahead(part);
-        // One row after the other: memory is read fastest in its order, since rows are short.
-        for (index, total) in totals.iter_mut().enumerate() {
-            let row = pass.row(part * ROWS + index);
-            // SAFETY: the assertions cover every block. Full blocks lie in the row; what the last one lacks is masked. The
-            // biases are a vector.
-            unsafe {
-                for block in 0..whole {
-                    *total = add_block::<BITS, VECTORS, KIND, LIMBS, true>(x, &row, block, *total);
-                }
-                if whole < blocks {
-                    *total = add_block::<BITS, VECTORS, KIND, LIMBS, false>(x, &row, whole, *total);
-                }
-                *total = _mm512_add_ps(*total, _mm512_loadu_ps(row.biases.as_ptr()));
+        let (mut codes, mut scales, mut biases) =
+            ([ptr::null(); ROWS], [ptr::null(); ROWS], [ptr::null(); ROWS]);
+        for row in 0..ROWS {
+            let of = pass.row(part * ROWS + row);
+            codes[row] = of.words.as_ptr().cast::<u8>();
+            scales[row] = of.scales.as_ptr();
+            biases[row] = of.biases.as_ptr();
+            let end = &of.words[whole * block_bytes / 4..];
+            ends[row][..end.len()].copy_from_slice(end);
+        }
+        let mut totals = [_mm512_setzero_ps(); ROWS];
+        let (mut block, mut end) = (0, whole);
+        // One loop, lest the body of it be a function that is called.
+        loop {
+            while block < end {
+                // SAFETY: the assertions cover every block. Whole ones lie in the rows, an incomplete one in `ends`.
+                totals = unsafe {
+                    add_block::<BITS, VECTORS, KIND, LIMBS>(x, codes, scales, (block, ahead), totals)
+                };
+                block += 1;
+            }
+            if block == blocks {
+                break;
+            }
+            end = blocks;
+            for row in 0..ROWS {
+                codes[row] = ends[row].as_ptr().cast::<u8>().wrapping_sub(whole * block_bytes);
             }
         }
+        // SAFETY: the biases of a row are a vector.
+        unsafe {
+            for row in 0..ROWS {
+                totals[row] = _mm512_add_ps(totals[row], _mm512_loadu_ps(biases[row]));
+            }
+        };
         for (sum, total) in sums.iter_mut().zip(sums_of_lanes(totals)) {
             *sum = total * unit;
         }
     }
 }
 
-/// Multiplies a block, which lies in the row (`WHOLE`) or is its incomplete last one, and adds the products.
+/// Multiplies a block of some rows, whose codes and scales begin at these addresses, and adds the products. The rows go
+/// together, so that x is loaded once for all of them, and that none waits for its own sums.
 ///
 /// # Safety
-/// `x` and scales cover the block; the row has it, or a part of it.
+/// `x` and scales cover the block; each row has its codes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
-unsafe fn add_block<
-    const BITS: usize,
-    const VECTORS: usize,
-    const KIND: u8,
-    const LIMBS: usize,
-    const WHOLE: bool,
->(
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
+unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, const LIMBS: usize>(
     x: &FixedPoint,
-    row: &Row<'_>,
-    block: usize,
-    total: __m512,
-) -> __m512 {
+    codes: [*const u8; ROWS],
+    scales: [*const f32; ROWS],
+    (block, ahead): (usize, usize),
+    mut totals: [__m512; ROWS],
+) -> [__m512; ROWS] {
     let block_bytes = const { 8 * VECTORS * BITS };
-    let rest = if WHOLE { block_bytes } else { row.words.len() * 4 - block * block_bytes };
-    // SAFETY: `x` and scales cover the block, as the caller vouches; `load` reads only codes that lie in the row.
+    // SAFETY: the caller vouches for what is loaded.
     unsafe {
-        let at = row.words.as_ptr().cast::<u8>().add(block * block_bytes);
-        prefetch(at, block_bytes, AHEAD);
-        let first = load(at, 0, block_bytes.min(64), rest);
-        let second = load(at, 64, block_bytes.saturating_sub(64), rest);
-        let integers: [__m512i; VECTORS] = unpack::<BITS, VECTORS, KIND>(first, second);
+        let (mut first, mut second) = ([_mm512_setzero_si512(); ROWS], [_mm512_setzero_si512(); ROWS]);
+        for row in 0..ROWS {
+            let at = codes[row].wrapping_add(block * block_bytes);
+            prefetch(at, block_bytes, ahead);
+            first[row] = load(at, 0, block_bytes.min(64), block_bytes);
+            second[row] = load(at, 64, block_bytes.saturating_sub(64), block_bytes);
+        }
         let limbs = x.limbs.as_ptr().add(block * LIMBS * 64 * VECTORS);
         let offsets = x.offsets.as_ptr().add(block * 2 * LANES);
         let (highest, lowest) =
             (_mm512_loadu_si512(offsets.cast()), _mm512_loadu_si512(offsets.add(LANES).cast()));
         // A sum for each limb: instructions that share one would wait for each other.
-        let mut sums = [_mm512_setzero_si512(); LIMBS];
-        sums[0] = highest;
-        sums[LIMBS - 1] = lowest;
-        for limb in 0..LIMBS {
-            for vector in 0..VECTORS {
+        let mut sums = [[_mm512_setzero_si512(); LIMBS]; ROWS];
+        for row in 0..ROWS {
+            sums[row][0] = highest;
+            sums[row][LIMBS - 1] = lowest;
+        }
+        for vector in 0..VECTORS {
+            let mut integers = first;
+            for row in 0..ROWS {
+                integers[row] = unpack_vector::<BITS, KIND>(vector, first[row], second[row]);
+            }
+            for limb in 0..LIMBS {
                 let x = _mm512_loadu_si512(limbs.add((limb * VECTORS + vector) * 64).cast());
-                sums[limb] = _mm512_dpbusd_epi32(sums[limb], integers[vector], x);
+                for row in 0..ROWS {
+                    sums[row][limb] = _mm512_dpbusd_epi32(sums[row][limb], integers[row], x);
+                }
             }
         }
-        let mut sum = if LIMBS == 3 && splits_sum(BITS, KIND) {
-            let high = _mm512_add_epi32(_mm512_slli_epi32::<LIMB_BITS>(sums[0]), sums[1]);
-            let limb = _mm512_set1_ps((1 << LIMB_BITS) as f32);
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), limb, _mm512_cvtepi32_ps(sums[2]))
-        } else {
-            let mut all = sums[0];
-            for limb in 1..LIMBS {
-                all = _mm512_add_epi32(_mm512_slli_epi32::<LIMB_BITS>(all), sums[limb]);
-            }
-            _mm512_cvtepi32_ps(all)
-        };
-        if KIND == MXFP4 {
-            sum = _mm512_mul_ps(sum, _mm512_loadu_ps(x.lane_units.as_ptr().add(block * LANES)));
-        }
-        let scales = row.scales.as_ptr().add((block * 64 * VECTORS) >> x.group_shift);
-        // Blocks of 128 have at most eight groups; shorter loads are less often two cache lines.
-        let scales = match VECTORS {
-            2 => _mm512_broadcast_f32x8(_mm256_loadu_ps(scales)),
-            _ => _mm512_loadu_ps(scales),
-        };
         let group_of_lane = _mm512_loadu_si512(x.group_of_lane.as_ptr().cast());
-        _mm512_fmadd_ps(sum, _mm512_permutexvar_ps(group_of_lane, scales), total)
+        for row in 0..ROWS {
+            let sums = sums[row];
+            let mut sum = if LIMBS == 3 && splits_sum(BITS, KIND) {
+                let high = _mm512_add_epi32(_mm512_slli_epi32::<LIMB_BITS>(sums[0]), sums[1]);
+                let limb = _mm512_set1_ps((1 << LIMB_BITS) as f32);
+                _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), limb, _mm512_cvtepi32_ps(sums[2]))
+            } else {
+                let mut all = sums[0];
+                for limb in 1..LIMBS {
+                    all = _mm512_add_epi32(_mm512_slli_epi32::<LIMB_BITS>(all), sums[limb]);
+                }
+                _mm512_cvtepi32_ps(all)
+            };
+            if KIND == MXFP4 {
+                sum = _mm512_mul_ps(sum, _mm512_loadu_ps(x.lane_units.as_ptr().add(block * LANES)));
+            }
+            let scales = scales[row].add((block * 64 * VECTORS) >> x.group_shift);
+            // Blocks of 128 have at most eight groups; shorter loads are less often two cache lines.
+            let scales = match VECTORS {
+                2 => _mm512_broadcast_f32x8(_mm256_loadu_ps(scales)),
+                _ => _mm512_loadu_ps(scales),
+            };
+            totals[row] = _mm512_fmadd_ps(sum, _mm512_permutexvar_ps(group_of_lane, scales), totals[row]);
+        }
     }
+    totals
 }

@@ -87,6 +87,7 @@ impl Outliers {
     ///
     /// # Panics
     /// If these are more than `N`: nothing is left out silently.
+    #[inline(always)] // With the instructions that the caller may use.
     pub(super) fn for_each_column<const N: usize>(
         &self,
         matrix: &PackedMatrix,
@@ -111,6 +112,7 @@ impl Outliers {
     }
 
     /// Calls `add` with the row of x, the column and the number of each.
+    #[inline(always)]
     pub(super) fn for_each(&self, mut add: impl FnMut(usize, usize, f32)) {
         self.0.iter().for_each(|outlier| add(outlier.m as usize, outlier.k as usize, outlier.x));
     }

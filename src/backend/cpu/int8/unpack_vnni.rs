@@ -62,25 +62,6 @@ const fn code_offsets(bits: usize, vector: usize, double: bool) -> [u8; 64] {
     offsets
 }
 
-/// For each code of a byte, the bit matrix (as GF2P8AFFINEQB wants it: byte `7 - i` for bit `i`) that
-/// selects it, doubled where [`doubled`], as it is for E2M1.
-const fn select_code(bits: usize, e2m1: bool) -> [i64; 8] {
-    let mut matrices = [0; 8];
-    let first = if e2m1 { 0 } else { doubled(bits) as usize };
-    let mut code = 0;
-    while code < 8 / bits {
-        let mut rows = [0; 8];
-        let mut bit = 0;
-        while bit < bits && first + bit < 8 {
-            rows[7 - first - bit] = 1 << (code * bits + bit);
-            bit += 1;
-        }
-        matrices[code] = i64::from_le_bytes(rows);
-        code += 1;
-    }
-    matrices
-}
-
 /// The integers of codes that are looked up: `element / unit + center`, as [`IntegerCodes`] has these.
 ///
 /// [`IntegerCodes`]: super::codes::IntegerCodes
@@ -113,37 +94,34 @@ const fn table_of_three_bits(kind: u8) -> [u8; 64] {
     all
 }
 
-/// The byte of the table that each code selects.
-///
-/// # Safety
-/// AVX-512 (F, BW) is there, and the caller enables it.
-#[inline(always)]
-unsafe fn look_up(table: &[u8; 16], codes: &mut [__m512i]) {
-    // SAFETY: the table has the sixteen bytes of a vector.
-    unsafe {
-        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
-        for codes in codes {
-            *codes = _mm512_shuffle_epi8(table, *codes);
-        }
-    }
-}
-
 /// The integers of a block's codes as bytes; `first` has up to 64 bytes of the block, `second` those behind them.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 pub(super) fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     first: __m512i,
     second: __m512i,
 ) -> [__m512i; VECTORS] {
+    let mut codes = [first; VECTORS];
+    for vector in 0..VECTORS {
+        codes[vector] = unpack_vector::<BITS, KIND>(vector, first, second);
+    }
+    codes
+}
+
+/// The same of one vector of the block.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+pub(super) fn unpack_vector<const BITS: usize, const KIND: u8>(
+    vector: usize,
+    first: __m512i,
+    second: __m512i,
+) -> __m512i {
     let double = const { doubled(BITS) && KIND == AFFINE };
     let mask = _mm512_set1_epi8((((1u32 << BITS) - 1) << u32::from(double)) as u8 as i8);
-    let mut codes = [first; VECTORS];
-    // SAFETY: only tables are loaded, which have the 64 (16) bytes of a vector.
+    // SAFETY: only arrays are loaded, which have the 64 (16) bytes of a vector.
     unsafe {
-        if matches!(BITS, 3 | 5 | 6) {
-            let table = &const { table_of_three_bits(KIND) };
-            let table = _mm512_loadu_si512(table.as_ptr().cast());
-            for vector in 0..VECTORS {
+        match BITS {
+            3 | 5 | 6 => {
                 let index = &const { [gather_bytes(BITS, 0), gather_bytes(BITS, 1)] }[vector];
                 let offsets = &const {
                     let double = doubled(BITS) && KIND == AFFINE;
@@ -156,28 +134,39 @@ pub(super) fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
                     _ => _mm512_permutex2var_epi8(first, index, second),
                 };
                 let some = _mm512_multishift_epi64_epi8(offsets, together);
-                codes[vector] = match KIND {
-                    AFFINE => _mm512_and_si512(some, mask),
-                    // The table has 64 entries, and of an index six bits count.
-                    _ => _mm512_permutexvar_epi8(some, table),
-                };
+                if KIND == AFFINE {
+                    return _mm512_and_si512(some, mask);
+                }
+                // The table has 64 entries, and of an index six bits count.
+                let table = &const { table_of_three_bits(KIND) };
+                _mm512_permutexvar_epi8(some, _mm512_loadu_si512(table.as_ptr().cast()))
             }
-            return codes;
-        }
-        if BITS == 8 {
-            // The lower four codes of every quadword, and the upper four.
-            let [first, second] = [_mm512_castsi512_ps(first), _mm512_castsi512_ps(second)];
-            codes[0] = _mm512_castps_si512(_mm512_shuffle_ps::<0x88>(first, second));
-            codes[1] = _mm512_castps_si512(_mm512_shuffle_ps::<0xDD>(first, second));
-            return codes;
-        }
-        for vector in 0..VECTORS {
-            let matrix = _mm512_set1_epi64(const { select_code(BITS, KIND != AFFINE) }[vector]);
-            codes[vector] = _mm512_gf2p8affine_epi64_epi8::<0>(first, matrix);
-        }
-        if KIND != AFFINE {
-            look_up(&const { table(KIND) }, &mut codes);
+            8 => {
+                // The lower four codes of every quadword, and the upper four.
+                let [first, second] = [_mm512_castsi512_ps(first), _mm512_castsi512_ps(second)];
+                _mm512_castps_si512(match vector {
+                    0 => _mm512_shuffle_ps::<0x88>(first, second),
+                    _ => _mm512_shuffle_ps::<0xDD>(first, second),
+                })
+            }
+            _ => {
+                // Shifts and masks are not carried out where products are.
+                let shifted = match (vector, double) {
+                    (0, false) => first,
+                    (0, true) => _mm512_add_epi8(first, first),
+                    _ => {
+                        let shift = vector * BITS - usize::from(double);
+                        _mm512_srlv_epi16(first, _mm512_set1_epi16(shift as i16))
+                    }
+                };
+                let codes = _mm512_and_si512(shifted, mask);
+                if KIND == AFFINE {
+                    return codes;
+                }
+                let table = &const { table(KIND) };
+                let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+                _mm512_shuffle_epi8(table, codes)
+            }
         }
     }
-    codes
 }

@@ -6,7 +6,7 @@ use super::super::dispatch::dense_columns;
 use super::super::tasks;
 use super::super::team::{Cursor, Failure, Member};
 use super::elementwise::join;
-use super::few::{scatter, turn, Cursors, Step, BLOCK};
+use super::few::{scatter, take_blocks, Cursors, Step, BLOCK};
 use super::many::{add, multiply, multiply_matrix, normed, AT_ONCE, ROWS};
 use super::operand::Operand;
 use crate::backend::contiguous;
@@ -98,7 +98,7 @@ impl Step<'_> {
         self.inner_of_experts(block, &x, &groups, member, of_inner)?;
         member.wait()?;
         let mut operands = self.operands_of_down(block, &groups);
-        self.add_outputs(hidden, &block.out, member, (projected, normalized), |range| {
+        self.add_outputs((hidden, block.down.k), &block.out, member, (projected, normalized), |range| {
             let mut sums = vec![0.; range.len() * rows];
             for (pairs, operand) in groups.iter().zip(&mut operands) {
                 let Some(expert) = pairs.first().map(|pair| pair.expert) else { continue };
@@ -120,7 +120,7 @@ impl Step<'_> {
         let (rows, experts) = (self.input.tokens.len(), block.routing.experts);
         let (blocks, to) = (experts.div_ceil(BLOCK), &self.buffers.logits_of_experts);
         let mut operand = None;
-        while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
+        while let Some(taken) = take_blocks(cursor, (blocks, self.plan.hidden), member) {
             let range = taken.start * BLOCK..experts.min(taken.end * BLOCK);
             match &block.router {
                 Router::Packed(projection) => {
@@ -155,7 +155,7 @@ impl Step<'_> {
         operands.resize_with(if is_shared { 1 } else { groups.len() }, || None);
         let blocks = inner.div_ceil(BLOCK);
         let all = groups.len() * blocks;
-        while let Some(taken) = cursor.take(all, turn(all, member)) {
+        while let Some(taken) = take_blocks(cursor, (all, hidden), member) {
             let mut first_pair = 0;
             for (group, pairs) in groups.iter().enumerate() {
                 let first_of_group = first_pair;

@@ -1,7 +1,7 @@
 //! Few rows: all threads go through the nodes together, and meet at a barrier behind each.
 //!
 //! Whatever a node reads, each member copies and prepares for itself: rows are few, and another barrier would cost more.
-//! Members take blocks of outputs in turn, so results do not depend on how many there are.
+//! Members take shares of the outputs as they come, so results do not depend on how many there are.
 
 use super::super::fast_kernel::Digits;
 use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
@@ -16,8 +16,8 @@ use std::ops::Range;
 /// Rows of a weight that are multiplied together at least.
 pub(super) const BLOCK: usize = 16;
 
-/// How many times each member takes blocks of a node: some, lest all wait for one that was held up.
-const TURNS: usize = 8;
+/// Numbers of a weight that a member takes at least: their product takes longer than it takes to begin it.
+const LEAST: usize = 1 << 16;
 
 /// Of the parts of a node, one after the other.
 pub(super) type Cursors = [Cursor; 4];
@@ -134,7 +134,7 @@ impl Step<'_> {
                 let to = [&buffers.queries, &buffers.keys, &buffers.values];
                 let blocks: usize =
                     projections.iter().map(|projection| projection.rows.div_ceil(BLOCK)).sum();
-                while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
+                while let Some(taken) = take_blocks(cursor, (blocks, hidden), member) {
                     let mut first = 0;
                     for (projection, to) in projections.iter().zip(to) {
                         let own = projection.rows.div_ceil(BLOCK);
@@ -165,7 +165,7 @@ impl Step<'_> {
             Node::Inner { norm, gate, up, activation } => {
                 let mut x = self.operand(self.normed(norm.as_ref(), None), rows);
                 let blocks = up.rows.div_ceil(BLOCK);
-                while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
+                while let Some(taken) = take_blocks(cursor, (blocks, hidden), member) {
                     let range = taken.start * BLOCK..up.rows.min(taken.end * BLOCK);
                     let mut inner = x.multiply(gate.as_ref().unwrap_or(up), range.start, range.len())?;
                     let ups = match gate {
@@ -186,7 +186,7 @@ impl Step<'_> {
                 let wanted = self.input.wanted.len();
                 let mut x = self.operand(self.normed(norm.as_ref(), Some(self.input.wanted)), wanted);
                 let blocks = if wanted == 0 { 0 } else { head.rows.div_ceil(BLOCK) };
-                while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
+                while let Some(taken) = take_blocks(cursor, (blocks, hidden), member) {
                     let range = taken.start * BLOCK..head.rows.min(taken.end * BLOCK);
                     let mut sums = x.multiply(head, range.start, range.len())?;
                     scale_and_cap(&mut sums, *scale, *softcap);
@@ -229,15 +229,15 @@ impl Step<'_> {
         let mut x = vec![0.; rows * projection.k];
         from.read(0, &mut x);
         let mut x = self.operand(x, rows);
-        self.add_outputs(projection.rows, out, member, (projected, normalized), |range| {
+        self.add_outputs((projection.rows, projection.k), out, member, (projected, normalized), |range| {
             x.multiply(projection, range.start, range.len())
         })
     }
 
-    /// hidden += what becomes of outputs, of which `multiply` gives a range `[outputs, rows]`.
+    /// hidden += what becomes of outputs, of which `multiply` gives a range `[outputs, rows]`, each from `k` numbers.
     pub(super) fn add_outputs(
         &self,
-        width: usize,
+        (width, k): (usize, usize),
         Out { norm, scale }: &Out,
         member: &Member,
         (projected, normalized): (&Cursor, &Cursor),
@@ -252,7 +252,7 @@ impl Step<'_> {
             hidden.write(at, &residual);
         };
         let blocks = width.div_ceil(BLOCK);
-        while let Some(taken) = projected.take(blocks, turn(blocks, member)) {
+        while let Some(taken) = take_blocks(projected, (blocks, k), member) {
             let range = taken.start * BLOCK..width.min(taken.end * BLOCK);
             let first = range.start;
             scatter(&multiply(range)?, rows, |row, sums| {
@@ -276,9 +276,13 @@ impl Step<'_> {
     }
 }
 
-/// How many of so many blocks a member takes at a time.
-pub(super) fn turn(blocks: usize, member: &Member) -> usize {
-    blocks.div_ceil(TURNS * member.count()).max(1)
+/// The next of so many blocks of a weight with rows of `k` numbers.
+pub(super) fn take_blocks(
+    cursor: &Cursor,
+    (blocks, k): (usize, usize),
+    member: &Member,
+) -> Option<Range<usize>> {
+    cursor.take_share(blocks, LEAST.div_ceil(BLOCK * k.max(1)), member)
 }
 
 /// Hands out `sums` `[outputs, rows]` row by row.

@@ -6,10 +6,11 @@ use super::super::fast_kernel::Digits;
 use super::super::isa;
 use super::super::low_rank::LowRank;
 use crate::backend::step::{Matrix, Projection, StackProjection, Updates};
-use crate::backend::with_matrix;
+use crate::backend::{with_matrix, Lent};
 use crate::{QuantFormat, QuantTensor};
 use candle_core::Result;
 use std::borrow::Cow;
+use std::ptr;
 use std::sync::Arc;
 
 /// Rows of an embedding table.
@@ -44,19 +45,20 @@ pub(super) struct Operand<'a> {
     digits: Digits,
     updates: &'a Updates,
     prepared: Vec<PreparedFor>,
+    lent: Vec<Lent<'a>>,
     /// By the numbers of projections.
     adapters: Vec<(usize, LowRank<'a>)>,
 }
 
 impl<'a> Operand<'a> {
     pub(super) fn new(x: Vec<f32>, rows: usize, digits: Digits, updates: &'a Updates) -> Self {
-        Self { x, rows, digits, updates, prepared: Vec::new(), adapters: Vec::new() }
+        Self { x, rows, digits, updates, prepared: Vec::new(), lent: Vec::new(), adapters: Vec::new() }
     }
 
     /// Outputs `[outputs, rows of x]` of some rows of a weight, with the bias.
     pub(super) fn multiply(
         &mut self,
-        projection: &Projection,
+        projection: &'a Projection,
         first: usize,
         count: usize,
     ) -> Result<Vec<f32>> {
@@ -77,7 +79,7 @@ impl<'a> Operand<'a> {
     /// The same of a matrix of a stack.
     pub(super) fn multiply_expert(
         &mut self,
-        stack: &StackProjection,
+        stack: &'a StackProjection,
         expert: usize,
         first: usize,
         count: usize,
@@ -89,7 +91,7 @@ impl<'a> Operand<'a> {
 
     fn products(
         &mut self,
-        (weight, index): (&QuantTensor, usize),
+        (weight, index): (&'a QuantTensor, usize),
         columns: Option<&Arc<[u32]>>,
         first: usize,
         count: usize,
@@ -108,12 +110,16 @@ impl<'a> Operand<'a> {
             self.prepared.push((format, columns.cloned(), prepared));
             self.prepared.len() - 1
         });
+        let lent = match self.lent.iter().position(|lent| ptr::eq(lent.weight(), weight)) {
+            Some(lent) => lent,
+            None => {
+                self.lent.push(Lent::new(weight)?);
+                self.lent.len() - 1
+            }
+        };
         let mut sums = vec![0.; count * self.rows];
-        if let Some((_, _, prepared)) = self.prepared.get(place) {
-            with_matrix(weight, index, |matrix| {
-                prepared.rows(matrix, first, &mut sums);
-                Ok(())
-            })?;
+        if let Some(((_, _, prepared), lent)) = self.prepared.get(place).zip(self.lent.get(lent)) {
+            prepared.rows(&lent.matrix(index)?, first, &mut sums);
         }
         Ok(sums)
     }
