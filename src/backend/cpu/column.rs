@@ -79,25 +79,17 @@ impl PackedMatrix<'_> {
     #[inline(always)]
     fn part_of_column(&self, first_row: usize, k: usize) -> Column<f32> {
         let elements = self.elements_of_column(first_row, k);
-        let along = |of_row: usize, index: usize| Steps { first: first_row * of_row + index, step: of_row };
-        let groups = along(self.groups_per_row(), k / self.format.group_size());
-        let blocks = along(self.k / SUPER_BLOCK, k / SUPER_BLOCK);
-        let read = |values, of: Option<&[f16]>| {
-            let mut all = numbers(values, self.format.scale(), groups);
-            if let Some(of) = of {
-                let counted = each(blocks.of(of, f16::NAN), widened);
-                all.iter_mut().zip(counted).for_each(|(value, of)| *value *= of);
-            }
-            all
-        };
-        let scales =
-            each(read(self.scales, self.super_blocks.map(|of| of.scales)), |s| s * self.global_scale);
+        let super_blocks = self.super_blocks;
+        let scales = self.of_groups(self.scales, super_blocks.map(|of| of.scales), first_row, k);
+        let scales = each(scales, |scale| scale * self.global_scale);
         let mut weights = elements;
         let of_rows = weights.iter_mut().zip(scales);
         match (self.format.zero_point(), self.biases) {
             (ZeroPoint::Bias, biases) => {
-                let of = self.super_blocks.map(|of| of.biases);
-                let biases = biases.map_or([f32::NAN; ROWS_PER_PASS], |biases| read(biases, of));
+                let biases = match biases {
+                    Some(biases) => self.of_groups(biases, super_blocks.map(|of| of.biases), first_row, k),
+                    None => [f32::NAN; ROWS_PER_PASS],
+                };
                 of_rows.zip(biases).for_each(|((weight, scale), bias)| *weight = *weight * scale + bias);
             }
             (ZeroPoint::Midpoint, _) => {
@@ -107,6 +99,19 @@ impl PackedMatrix<'_> {
             (ZeroPoint::None, _) => of_rows.for_each(|(weight, scale)| *weight *= scale),
         }
         weights
+    }
+
+    /// Scales or biases of the groups that some rows have in a column, times what they count where there are super-blocks.
+    #[inline(always)]
+    fn of_groups(&self, values: GroupValues, of: Option<&[f16]>, first_row: usize, k: usize) -> Column<f32> {
+        let along = |of_row: usize, index: usize| Steps { first: first_row * of_row + index, step: of_row };
+        let groups = along(self.groups_per_row(), k / self.format.group_size());
+        let mut all = numbers(values, self.format.scale(), groups);
+        if let Some(of) = of {
+            let counted = each(along(self.k / SUPER_BLOCK, k / SUPER_BLOCK).of(of, f16::NAN), widened);
+            all.iter_mut().zip(counted).for_each(|(value, of)| *value *= of);
+        }
+        all
     }
 
     /// The elements of some rows in a column, before scales; that of code 0 where there is none.

@@ -201,16 +201,16 @@ impl Shared {
         Self(std::iter::repeat_with(AtomicU32::default).take(len).collect())
     }
 
-    /// How many numbers there are.
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// Copies the numbers from `start` on into `to`.
     pub(super) fn read(&self, start: usize, to: &mut [f32]) {
         let from = self.0.get(start..).unwrap_or_default();
         debug_assert!(from.len() >= to.len());
         to.iter_mut().zip(from).for_each(|(to, from)| *to = f32::from_bits(from.load(Ordering::Relaxed)));
+    }
+
+    /// All numbers, in the same memory: a second buffer of logits is fresh pages for each token.
+    pub(super) fn into_numbers(self) -> Vec<f32> {
+        self.0.into_iter().map(|number| f32::from_bits(number.into_inner())).collect()
     }
 
     /// Writes the numbers from `start` on.

@@ -93,9 +93,7 @@ pub(super) fn run(crew: Crew, plan: &Plan, input: Input, caches: &mut [&mut KvCa
         }
         Ok(())
     })?;
-    let mut logits = vec![0.; buffers.logits.len()];
-    buffers.logits.read(0, &mut logits);
-    Ok(logits)
+    Ok(buffers.logits.into_numbers())
 }
 
 /// What all members see.
