@@ -90,6 +90,10 @@ fn columns_of_any_number_of_rows() {
                 }
             }
         }
+        let mut last = [0.; 10];
+        weight.view().column(n - 7, 77, &mut last);
+        let are_there = last.map(|weight| !weight.is_nan());
+        assert_eq!(are_there, [true, true, true, true, true, true, true, false, false, false], "{format}");
     }
 }
 
