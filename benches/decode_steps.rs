@@ -13,7 +13,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, RmsNorm};
 use candle_quant::format::Scale;
 use candle_quant::nn::{Embedding, ExpertStack, Experts, Gating, Linear};
-use candle_quant::ops::SampleOptions;
+use candle_quant::ops::{prefill_attention, AttentionOptions, SampleOptions};
 use candle_quant::step::{
     AttentionBlock, ExpertsBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepPlan, Turn,
 };
@@ -182,6 +182,11 @@ fn main() -> Result<()> {
     let wanted: Vec<_> = all.into_iter().filter(|(label, _)| is_wanted(label)).collect();
     ensure!(!wanted.is_empty(), "--only leaves no layout");
     let mut failed = 0;
+    if let Err(error) = attend_to_prompts(&options, &device) {
+        failed += 1;
+        eprintln!("attention of prompts: {error}");
+        println!("{}", json!({"kind": "failure", "name": "attention of prompts", "note": error.to_string()}));
+    }
     for (label, layout) in wanted {
         if let Err(error) = measure(&layout, &label, &options, deadline, &device) {
             failed += 1;
@@ -189,7 +194,57 @@ fn main() -> Result<()> {
             println!("{}", json!({"kind": "failure", "name": label, "note": error.to_string()}));
         }
     }
-    ensure!(failed == 0, "{failed} layouts were not measured to the end");
+    ensure!(failed == 0, "{failed} measurements were not made to the end");
+    Ok(())
+}
+
+/// Attention of the last tokens of a prompt of Llama-3-8B to all of it, and that their keys are appended, at the longest contexts.
+fn attend_to_prompts(options: &Options, device: &Device) -> Result<()> {
+    let Layout { heads, kv_heads, head_dim, .. } = LLAMA_3_8B;
+    let (tokens, contexts) = if options.tiny { (20, vec![64]) } else { (512, vec![512, 8192, 32768]) };
+    let config = KvCacheConfig {
+        keys: KvFormat::Bf16,
+        values: KvFormat::Bf16,
+        ..KvCacheConfig::new(kv_heads, head_dim)
+    };
+    let options_of_attention =
+        AttentionOptions { scale: 1. / (head_dim as f32).sqrt(), ..AttentionOptions::default() };
+    let random = |tokens, heads| -> Result<Tensor> {
+        Ok(Tensor::randn(0f32, 1., (1, tokens, heads, head_dim), device)?.to_dtype(DType::BF16)?)
+    };
+    let (q, k) = (random(tokens, heads)?, random(tokens, kv_heads)?);
+    for context in contexts {
+        let mut cache = DeviceKvCache::new(config)?;
+        let before = random(context, kv_heads)?;
+        cache.append(&before, &before)?;
+        let first = context - tokens;
+        let mut round = || -> Result<f64> {
+            let start = Instant::now();
+            for _ in 0..options.steps {
+                cache.truncate(first);
+                let y = prefill_attention(&q, &k, &k, &mut cache, options_of_attention)?;
+                ensure!(y.is_some(), "no kernel on this device");
+            }
+            device.synchronize()?;
+            Ok(start.elapsed().as_secs_f64() / options.steps as f64)
+        };
+        round()?;
+        let mut seconds = (0..options.rounds.max(1)).map(|_| round()).collect::<Result<Vec<_>>>()?;
+        seconds.sort_unstable_by(f64::total_cmp);
+        let seconds = seconds[seconds.len() / 2];
+        // Two products of as many elements for each token and each key that it sees.
+        let seen = tokens * first + tokens * (tokens + 1) / 2;
+        let tflops = 4e-12 * (heads * head_dim * seen) as f64 / seconds;
+        eprintln!(
+            "attention of the last {tokens} of {context} tokens: {:.1} us, {tflops:.0} TFLOP/s",
+            seconds * 1e6
+        );
+        println!(
+            "{}",
+            json!({"kind": "prefill attention", "name": "Llama-3-8B bf16", "m": tokens, "context": context, "us": seconds * 1e6,
+                   "tflops": tflops})
+        );
+    }
     Ok(())
 }
 

@@ -31,7 +31,11 @@ LEAST_SHARE = {"affine 4-bit g64": 0.90, "mxfp4": 0.90, "nvfp4": 0.90}
 LEAST_SHARE_OTHERS = 0.85
 OVER_DENSE = {(4096, 4096): 2.3, (8192, 8192): 2.8, (16384, 16384): 3.2}
 ROWS_OVER_ONE = {8: 1.15, 16: 1.3}
-MANY_ROWS, MANY_ROWS_SHARE = 1024, 0.9
+MANY_ROWS, MANY_ROWS_SHARE = 512, 0.9
+# Microseconds of so many rows, on an H200, of a weight of this shape.
+TILES, TILES_US = (14336, 4096), {16: 15.0, 64: 26.0, 256: 90.0}
+# Of attention of a prompt's last tokens behind so many.
+LEAST_TFLOPS, TFLOPS_FROM = 250.0, 8192
 # Experts, by sizes inside and outside one, and how many there are.
 MIXTRAL, MIXTRAL_US = (14336, 4096, 8), 60.0
 GPT_OSS, GPT_OSS_OVER_FLOOR = (2880, 2880, 32), 2.0
@@ -125,6 +129,12 @@ def goals(results):
     many = [(r, dense.get((r["dtype"], r["n"], r["k"], r["m"]))) for r in ours if r["m"] >= MANY_ROWS]
     check(f"M >= {MANY_ROWS}: at least {MANY_ROWS_SHARE:g} of the speed of cuBLAS",
           ((d["us"] / r["us"] >= MANY_ROWS_SHARE, f"{name(r)}: {d['us'] / r['us']:.2f}") for r, d in many if d))
+    tiles = [r for r in ours if r["name"] == "affine 4-bit g64" and (r["n"], r["k"]) == TILES and r["m"] in TILES_US]
+    check("14336x4096, 4 bits, on an H200: at most 15, 26, 90 us at M = 16, 64, 256",
+          ((r["us"] <= TILES_US[r["m"]], f"{name(r)}: {r['us']:.1f} us") for r in tiles))
+    check(f"attention of prompts behind {TFLOPS_FROM} tokens and more, on an H200: at least {LEAST_TFLOPS:g} TFLOP/s",
+          ((r["tflops"] >= LEAST_TFLOPS, f"{r['m']} of {r['context']} tokens: {r['tflops']:.0f}")
+           for r in results.of("prefill attention") if r["context"] >= TFLOPS_FROM))
     check(f"error at most {MOST_ERROR_OVER_ROUNDING:g} times that of rounding",
           ((r["error_over_rounding"] <= MOST_ERROR_OVER_ROUNDING, f"{name(r)}: {r['error_over_rounding']:.3f}") for r in ours))
     experts = results.of("experts", library=OURS)

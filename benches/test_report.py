@@ -70,7 +70,15 @@ class Run(unittest.TestCase):
         self.assertEqual(misses(results, "M = 1, 4 bits, over cuBLAS"), (2, ["nvfp4 bf16 4096x4096 M=1: 2.27"]))
         self.assertEqual(misses(results, "M = 8"), (1, ["mxfp4 bf16 4096x4096 M=8: 1.16"]))
         self.assertEqual(misses(results, "error"), (3, ["nvfp4 bf16 4096x4096 M=1: 1.060"]))
-        self.assertEqual(misses(results, "M >= 1024"), (0, []))
+        self.assertEqual(misses(results, "M >= 512"), (0, []))
+
+    def test_goals_of_many_rows(self):
+        results = self.results(product("affine 4-bit g64", 16, 14336, 4096, 15.1, 35e6), product("affine 4-bit g64", 64, 14336, 4096, 26.0, 35e6),
+                               product("affine 4-bit g64", 64, 4096, 4096, 99.0, 9e6), product("mxfp4", 64, 14336, 4096, 99.0, 35e6))
+        self.assertEqual(misses(results, "14336x4096"), (2, ["affine 4-bit g64 bf16 14336x4096 M=16: 15.1 us"]))
+        attention = [{"kind": "prefill attention", "m": 512, "context": context, "tflops": tflops}
+                     for context, tflops in [(512, 100), (8192, 251), (32768, 249)]]
+        self.assertEqual(misses(self.results(*attention), "attention of prompts"), (2, ["512 of 32768 tokens: 249"]))
 
     def test_goals_of_experts(self):
         mixtral, gpt_oss = (14336, 4096, 8, 2), (2880, 2880, 32, 4)
@@ -84,7 +92,7 @@ class Run(unittest.TestCase):
                                experts("mxfp4", 2048, gpt_oss, 1))
         self.assertEqual(misses(results, "experts of Mixtral"), (2, ["affine 4-bit g64 bf16 14336x4096, 2 of 8, 1 tokens: 60.10 us"]))
         self.assertEqual(misses(results, "experts of gpt-oss"), (1, []))
-        self.assertEqual(misses(results, "experts of 1024 tokens"), (2, ["nvfp4 bf16 14336x4096, 2 of 8, 2048 tokens: 0.59"]))
+        self.assertEqual(misses(results, "experts of 512 tokens"), (2, ["nvfp4 bf16 14336x4096, 2 of 8, 2048 tokens: 0.59"]))
         # Experts are no products.
         self.assertEqual(misses(results, "M = 1: at most 2 us"), (0, []))
         slow = self.results(floor(53e6), experts("mxfp4", 1, gpt_oss, 28.6, 53e6))

@@ -13,6 +13,7 @@
 // shared memory, where it and the queries are put behind the rings when they are normalized and turned.
 #pragma once
 #include "attend_place.cuh"
+#include "pairs.cuh"
 
 namespace cq {
 
@@ -24,22 +25,6 @@ template <int D> struct HalfTile {
     static constexpr int VALUE_ROW = (D / 8 | 1) * 16;
     static constexpr int BYTES = KEY_BYTES + KEYS * VALUE_ROW;
 };
-
-template <bool BF16> __device__ __forceinline__ uint32_t to_pair(float x, float y) {
-    uint32_t pair;
-    if constexpr (BF16) {
-        const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
-        memcpy(&pair, &both, 4);
-    } else {
-        pair = as_bits(__floats2half2_rn(x, y));
-    }
-    return pair;
-}
-
-template <bool BF16> __device__ __forceinline__ float2 of_pair(uint32_t pair) {
-    if constexpr (BF16) return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-    return make_float2(half_bits_to_float(pair & 0xffffu), half_bits_to_float(pair >> 16));
-}
 
 // The copies of a warp.
 template <int D> struct HalfRing {

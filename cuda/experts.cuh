@@ -9,17 +9,17 @@ struct ChosenExpert {
     uint32_t index;
     bool exists;
 
-    __device__ __forceinline__ ChosenExpert(const CqExperts &p, uint32_t id) : index(id < p.experts ? id : 0), exists(id < p.experts) {}
+    template <class Params> __device__ __forceinline__ ChosenExpert(const Params &p, uint32_t id) : index(id < p.experts ? id : 0), exists(id < p.experts) {}
 
     // Row `row` of its matrix, or of its biases, in the stack of all.
     __device__ __forceinline__ size_t row(const CqMatrix &matrix, uint32_t row) const { return size_t(index) * matrix.rows + row; }
 
-    __device__ __forceinline__ float global_scale(const CqExperts &p, int operand) const {
+    template <class Params> __device__ __forceinline__ float global_scale(const Params &p, int operand) const {
         const float *scales = p.global_scale[operand];
         return p.operand[operand].matrix.global_scale * (scales ? scales[index] : 1.f);
     }
 
-    __device__ __forceinline__ float with_bias(const CqExperts &p, int operand, uint32_t row_, float product) const {
+    template <class Params> __device__ __forceinline__ float with_bias(const Params &p, int operand, uint32_t row_, float product) const {
         const CqOperand &of = p.operand[operand];
         return of.bias ? product + load_float(of.bias, row(of.matrix, row_), of.bias_dtype) : product;
     }
@@ -34,7 +34,7 @@ __device__ __forceinline__ float added(float factor, float sum, const void *resi
 __device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
 // The outputs of the gate and up projections, joined. NaN stays NaN, which fminf and fmaxf would drop.
-__device__ __forceinline__ float joined(const CqExperts &p, float gate, float up) {
+template <class Params> __device__ __forceinline__ float joined(const Params &p, float gate, float up) {
     if (p.gating == CQ_CLAMPED) {
         gate = gate > p.limit ? p.limit : gate;
         up = up > p.limit ? p.limit : up < -p.limit ? -p.limit : up;

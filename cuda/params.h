@@ -53,13 +53,19 @@ typedef struct CqFinish {
 #define CQ_SAMPLE_BLOCKS 256
 #define CQ_NOT_FINITE 0xffffffffu
 
-/* Rows of a weight and rows of x that a block of the tile kernels multiplies. */
+/* Rows of a weight that a block of the tile kernels multiplies, and elements of k at a time; blocks that share all tiles. */
 #define CQ_TILE_ROWS 128
-#define CQ_TILE_COLUMNS 64
+#define CQ_TILE_K 128
+
+/* How codes lie in B fragments of the tile kernels (CqTilesX). */
+#define CQ_ORDER_SPLIT 1   /* pairs of codes i and i + 4 of eight, else of neighbours */
+#define CQ_ORDER_QUARTERS 2 /* four neighbours of each of two groups of 16, else eight */
 
 /* Keys that a warp attends to at a time, and the most query heads of a block. */
 #define CQ_ATTEND_KEYS 16
 #define CQ_ATTEND_HEADS 8
+/* Queries of a block that attends to the keys of a prompt. */
+#define CQ_PROMPT_ROWS 64
 /* The most splits of the keys, and the most tiles of keys that are not split. */
 #define CQ_ATTEND_SPLITS 64
 #define CQ_ATTEND_UNSPLIT 12
@@ -207,6 +213,62 @@ typedef struct CqExperts {
     uint32_t unused;
 } CqExperts;
 
+/* x as the tile kernels take it: rows of halves, whose elements lie in the order of B fragments, and sums over groups.
+ *
+ * A row is multiplied by a power of two that brings its largest finite magnitude to [2^14, 2^15), unless it is f16 without a
+ * norm; elements down to 2^-28 of that maximum stay as exact as a half is, smaller ones lose at most 2^-40 of it. Of an f32, or
+ * normalized, x there may be a second row for each, of what the halves leave. Grid: (m). */
+typedef struct CqTilesX {
+    const void *x;       /* [m, k] of x_dtype, 16-byte aligned rows */
+    const float *norm;   /* [k]: x is divided by the root of its mean square and multiplied by these; null: it is not */
+    void *halves;        /* [m * terms, k_padded]: zeros behind k */
+    float *units;        /* [m * terms]: what 1 of the halves stands for */
+    float *sums;         /* [m * terms, k_padded / group], of the halves */
+    uint32_t k;
+    uint32_t k_padded;   /* a multiple of CQ_TILE_K */
+    uint32_t x_stride;
+    uint32_t x_dtype;
+    uint32_t group;      /* 16, 32 or 64 */
+    uint32_t order;      /* CQ_ORDER_SPLIT, CQ_ORDER_QUARTERS or both */
+    uint32_t terms;      /* 1 or 2 */
+    float eps;           /* added to the mean square */
+} CqTilesX;
+
+/* y = x w^T, or what gate and up make of it; of experts, of the pairs that have chosen them.
+ *
+ * The matrix of an operand is that of expert 0, or the only one; those of other experts follow it, as do their biases. Biases of
+ * affine formats are never null here. An expert that does not exist is not read: it makes NaN. Grid: (blocks that share all steps of all tiles). */
+typedef struct CqTiles {
+    CqOperand operand[2];           /* one weight, twice; or gate and up, y for both that of gate */
+    const void *halves;             /* x, as CqTilesX has made it */
+    const float *units;
+    const float *sums;
+    const float *global_scale[2];   /* [experts], beside that of the matrix; may be null */
+    const uint32_t *order;          /* [pairs]: pairs, those of one expert together; null: there are no experts */
+    const CqTile *tiles;            /* [tile_count], of columns / terms pairs at most; used if there is an order */
+    const uint32_t *tile_count;
+    const void *residual;           /* [m, rows] of y_dtype, added to y; may be null */
+    float *partial;                 /* [blocks][2][columns][CQ_TILE_ROWS] */
+    uint32_t *arrivals;             /* [blocks], zero before and after */
+    uint32_t m;                     /* rows of y; used if there is no order */
+    uint32_t terms;                 /* rows of halves that add up to one of x */
+    uint32_t k;
+    uint32_t k_padded;
+    uint32_t words_of_row;          /* of packed weights; those of all experts count up to 2^32, as do groups */
+    uint32_t log_group_size;
+    uint32_t columns;               /* rows of halves of a block: a multiple of 16, of more than 32 one of 32 */
+    uint32_t stages;                /* steps on their way or at hand: 2 to 4 */
+    uint32_t whole_copies;          /* 1: rows of packed weights begin at multiples of 16 bytes */
+    uint32_t pairs_of_x;            /* pairs that share a row of x; 1 without experts */
+    uint32_t experts;
+    float bias_factor;              /* of biases; symmetric codes have scales for biases, times minus the code of zero */
+    uint32_t gating;                /* CqGating; CQ_SILU here says no more than that the activation of gate multiplies up */
+    uint32_t y_dtype;
+    float alpha;
+    float limit;
+    CqFinish finish;                /* of y */
+} CqTiles;
+
 /* Brings pairs of the same expert together, in tiles of up to rows_of_tile. */
 typedef struct CqSortPairs {
     const uint32_t *ids;  /* [pairs]; those that no expert has come last, as those of expert `experts` */
@@ -315,6 +377,27 @@ typedef struct CqAttend {
     float scale;        /* of scores, which are logits of base 2 if there is no cap */
     float cap;          /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
 } CqAttend;
+
+/* Attention of `tokens` new tokens of each sequence, at `position` and behind, to a cache that has their keys and values.
+ *
+ * Rows of heads begin at multiples of 16 bytes. Grid: (ceil(tokens * group / CQ_PROMPT_ROWS), sequences * kv_heads). */
+typedef struct CqAttendPrompt {
+    const void *q;      /* [sequences, tokens, heads, head_dim] */
+    const void *keys;   /* [sequences, kv_heads, capacity, head_dim] */
+    const void *values; /* the same shape */
+    const float *sinks; /* [heads], logits of one more key, which has no value; may be null */
+    void *y;            /* [sequences, tokens, heads, head_dim] */
+    uint32_t tokens;
+    uint32_t position;  /* of the first token */
+    uint32_t group;     /* query heads of a key head */
+    uint32_t kv_heads;
+    uint32_t capacity;
+    uint32_t window;    /* tokens that one sees, itself included; 0: all */
+    uint32_t chunked;   /* 1: it sees those from the last multiple of `window` on */
+    uint32_t unused;
+    float scale;        /* of scores, which are logits of base 2 if there is no cap */
+    float cap;          /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
+} CqAttendPrompt;
 
 /* Rows of a weight, dequantized: all of them, or those named by ids. */
 typedef struct CqDequantize {

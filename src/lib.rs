@@ -93,8 +93,8 @@ pub use tensor::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat, QuantTensor, S
 /// no weights yet. Those of weights are methods of [`QuantTensor`].
 pub mod ops {
     pub use crate::backend::{
-        attention, decode_attention, gated_delta, quantize_rows, rms_norm_matmul, sample, AttentionOptions,
-        SampleOptions,
+        attention, decode_attention, gated_delta, prefill_attention, quantize_rows, rms_norm_matmul, sample,
+        AttentionOptions, SampleOptions,
     };
 }
 

@@ -154,7 +154,7 @@ impl Options {
             stage(products(&key, &[64, 2048]), one_dtype),
             stage(products(&others, &[1]), one_dtype),
             stage(products(&key, &[2, 4, 512]), one_dtype),
-            stage(products(&others, &[8, 16, 2, 4, 64, 512, 2048]), one_dtype),
+            stage(products(&others, &[8, 16, 2, 4, 64, 256, 512, 2048]), one_dtype),
         ])
     }
 

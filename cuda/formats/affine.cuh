@@ -61,6 +61,15 @@ template <int BITS_> struct Affine : FloatScales {
         }
     }
 
+    // An octet of codes, `ZERO` taken from each. The fields of codes i and i + 4 are in one word.
+    static constexpr bool SPLIT = BITS < 8;
+    template <int ZERO = 0> static __device__ __forceinline__ void octet_to_halves(Octet codes, uint32_t (&pairs)[4]) {
+        fields_of_octet(codes, pairs);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            pairs[i] = as_bits(__hsub2(as_half2(pairs[i]), __float2half2_rn(float((1 << (10 - position_in_octet(i))) + ZERO))));
+    }
+
     static __device__ __forceinline__ void elements(Octet codes, int first, float (&element)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) element[i] = integer(codes, first + i);
@@ -89,6 +98,41 @@ template <int BITS_> struct Affine : FloatScales {
   private:
     static constexpr uint32_t FIELD_MASK = 0x00010001u * ((1u << BITS) - 1);
     static constexpr float SMALLEST_SCALE = 1e-7f;
+
+    // The bit of the fields of pair i of an octet within their halves.
+    static constexpr __host__ __device__ int position_in_octet(int i) {
+        if (BITS == 8) return 0;
+        if (BITS == 4) return i % 2 * 4;
+        if (BITS == 5) return i % 2 * 5;
+        if (BITS == 6) return i % 2 * 2;
+        return BITS == 3 && i == 3 ? 3 : i * BITS;
+    }
+
+    // The codes of an octet, each with an offset in its half.
+    static __device__ __forceinline__ void fields_of_octet(Octet codes, uint32_t (&pairs)[4]) {
+        if constexpr (BITS == 8) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) pairs[i] = __byte_perm(i < 2 ? codes.low : codes.high, 0x64646464u, i % 2 ? 0x4342 : 0x4140);
+            return;
+        }
+        // The stream from code 0 on in the low half, from code 4 on in the high half.
+        uint32_t window = codes.low;  // of 4 bits as it is
+        if constexpr (BITS == 1) window = (codes.low & 0xfu) | (codes.low << 12 & 0xf0000u);
+        if constexpr (BITS == 2) window = __byte_perm(codes.low, 0, 0x4140);
+        if constexpr (BITS == 3) window = (codes.low & 0xfffu) | (codes.low << 4 & 0xfff0000u);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            // Of the wider codes a window has two.
+            if (BITS > 4 && i % 2 == 0) {
+                const int bit = i * BITS, above = (i + 4) * BITS;
+                const uint32_t low = codes.low >> bit;
+                const uint32_t high = above < 32 ? __funnelshift_r(codes.low, codes.high, above) : codes.high >> (above - 32);
+                window = __byte_perm(low, high, 0x5410);
+            }
+            const int p = position_in_octet(i), field = BITS > 4 ? i % 2 * BITS : BITS == 4 ? i * 4 : i * BITS;
+            pairs[i] = and_or(window >> (field - p), FIELD_MASK << p, magic(p));
+        }
+    }
 
     // Code i, known at compile time, of an octet as a number.
     //
@@ -174,3 +218,8 @@ template <int BITS_> struct Affine : FloatScales {
     X(a##bits##_g32, cq::Affine<bits>, 32)        \
     X(a##bits##_g64, cq::Affine<bits>, 64)        \
     X(a##bits##_g128, cq::Affine<bits>, 128)
+// Groups of 128 are multiplied as two of 64.
+#define CQ_TILES_AFFINE_OF(X, bits) X(a##bits##_g32, cq::Affine<bits>, 32) X(a##bits##_g64, cq::Affine<bits>, 64)
+#define CQ_TILES_AFFINE_1_TO_3(X) CQ_TILES_AFFINE_OF(X, 1) CQ_TILES_AFFINE_OF(X, 2) CQ_TILES_AFFINE_OF(X, 3)
+#define CQ_TILES_AFFINE_4_TO_8(X) \
+    CQ_TILES_AFFINE_OF(X, 4) CQ_TILES_AFFINE_OF(X, 5) CQ_TILES_AFFINE_OF(X, 6) CQ_TILES_AFFINE_OF(X, 8)

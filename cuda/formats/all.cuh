@@ -1,11 +1,13 @@
 // All families, and the lists of their kernels.
 //
-// Each formats/<family>.cuh has up to three lists. `name` is the format in the names of kernels; the same names are in
+// Each formats/<family>.cuh has up to four lists. `name` is the format in the names of kernels; the same names are in
 // src/backend/cuda/formats.rs, and a test compares what is listed here with what Rust can launch.
-//   CQ_FORMATS_<FAMILY>   X(name, format): dequantize, simt and tiles, which need `elements`, `load_group` and `weight`
+//   CQ_FORMATS_<FAMILY>   X(name, format): dequantize and simt, which need `elements`, `load_group` and `weight`
 //                         (a table of elements: `__constant__ constexpr`, outside of functions, lest it lies on the stack)
 //   CQ_QUANTIZE_<FAMILY>  X(name, format): quantize, which needs `quantize_group`
 //   CQ_GEMV_<FAMILY>      X(name, format, group size): the tensor-core GEMV, which needs `to_halves`
+//   CQ_TILES_<FAMILY>     X(name, format, group): the tensor-core GEMM, which needs `octet_to_halves`; of the group's weights
+//                         the products are added up before a scale is applied: 16, 32, or 64 if groups are larger
 #pragma once
 #include "affine.cuh"
 #include "fp8.cuh"

@@ -37,6 +37,16 @@ template <int BITS, int WORDS> __device__ __forceinline__ Octet octet_of(const u
     return {shift ? __funnelshift_r(words[word], second, shift) : words[word], second >> shift};
 }
 
+// The bytes that the lowest four codes of four bits select among sixteen.
+__device__ __forceinline__ uint32_t select_bytes(uint32_t codes, const uint32_t (&bytes)[4]) {
+    const uint32_t below = codes & 0x7777u;
+    const uint32_t low = __byte_perm(bytes[0], bytes[1], below), high = __byte_perm(bytes[2], bytes[3], below);
+    return __byte_perm(low, high, (codes >> 1 & 0x4444u) | 0x3210u);
+}
+
+// Halves that add up to a weight of a format, for the tile kernels: elements of a table do not fit one.
+template <class F> constexpr int HALVES_OF_WEIGHT = 1;
+
 // The weights of four codes of an octet, from code `first` (0 or 4) on.
 template <class F>
 __device__ __forceinline__ void dequantize_four(Octet codes, int first, GroupScale group, float (&weight)[4]) {

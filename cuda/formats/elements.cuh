@@ -2,7 +2,8 @@
 //
 // An element knows its codes in three ways: one by one as f32 (`elements`: the bits of the scalar reference),
 // UNIT consecutive ones as UNIT / 2 pairs of halves for tensor cores (`to_halves`), and from a number (`nearest`).
-// Half h of a unit is weight `weight_of(h)` of it, times 1 / OUT_SCALE, plus `offset(h)`.
+// Half h of a unit is weight `weight_of(h)` of it, times 1 / OUT_SCALE, plus `offset(h)`. The tile kernels take them from
+// `octet_to_halves`, without an offset: pair i has codes i and i + 4 of an octet if it is SPLIT, else codes 2i and 2i + 1.
 #pragma once
 #include "codes.cuh"
 
@@ -54,6 +55,9 @@ struct E2m1 {
         pairs[3] = and_or(codes, SIGNS, (codes >> 3) & MAGNITUDES);
     }
 
+    static constexpr bool SPLIT = true;
+    static __device__ __forceinline__ void octet_to_halves(Octet codes, uint32_t (&pairs)[4]) { to_halves<0>(&codes.low, pairs); }
+
   private:
     static constexpr uint32_t SIGNS = 0x80008000u, MAGNITUDES = 0x0e000e00u;
 };
@@ -92,6 +96,12 @@ struct E4m3 {
 
     template <int U> static __device__ __forceinline__ void to_halves(const uint32_t *words, uint32_t *pairs) {
         e4m3x4_to_half2x2(words[U], pairs[0], pairs[1]);
+    }
+
+    static constexpr bool SPLIT = false;
+    static __device__ __forceinline__ void octet_to_halves(Octet codes, uint32_t (&pairs)[4]) {
+        e4m3x4_to_half2x2(codes.low, pairs[0], pairs[1]);
+        e4m3x4_to_half2x2(codes.high, pairs[2], pairs[3]);
     }
 };
 

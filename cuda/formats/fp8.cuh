@@ -12,3 +12,4 @@ struct Fp8 : E4m3, PlainFloatScales {
 
 // The kernels of the family; formats/all.cuh says what the lists are.
 #define CQ_FORMATS_FP8(X) X(fp8, cq::Fp8)
+#define CQ_TILES_FP8(X) X(fp8_g32, cq::Fp8, 32) X(fp8_g64, cq::Fp8, 64)

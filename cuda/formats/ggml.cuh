@@ -15,6 +15,10 @@ template <int BITS, uint32_t GROUP_, bool BIASES> struct KType : Affine<BITS>, S
     // What is taken out of sums for the place of a code takes out the zero point, too.
     static constexpr __host__ __device__ float offset(int h) { return Affine<BITS>::offset(h) + ZERO_POINT; }
 
+    static __device__ __forceinline__ void octet_to_halves(Octet codes, uint32_t (&pairs)[4]) {
+        Affine<BITS>::template octet_to_halves<ZERO_POINT>(codes, pairs);
+    }
+
     static __device__ __forceinline__ GroupScale load_group(const CqMatrix &matrix, size_t group, float) {
         const float scale = KType::load_product(matrix.scales, matrix.scale_units, group);
         return {scale, BIASES ? KType::load_product(matrix.biases, matrix.bias_units, group) : 0.0f, ZERO_POINT};
@@ -60,13 +64,24 @@ template <int BITS_, int DENOMINATOR, uint32_t FIRST, uint32_t SECOND = 0, uint3
         }
     }
 
+    static constexpr bool SPLIT = false;
+    static __device__ __forceinline__ void octet_to_halves(Octet codes, uint32_t (&pairs)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const uint32_t bytes = look_up(i == 0 ? codes.low : codes.low >> (4 * BITS));
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const uint32_t shifted = __byte_perm(bytes, 0x64646464u, j ? 0x4342 : 0x4140);
+                pairs[i + j] = as_bits(__hsub2(as_half2(shifted), __float2half2_rn(offset(0))));
+            }
+        }
+    }
+
   private:
     // The integers of the lowest four codes, plus 128.
     static __device__ __forceinline__ uint32_t look_up(uint32_t codes) {
         if constexpr (BITS == 4) {
-            const uint32_t below = codes & 0x7777u;
-            const uint32_t first = __byte_perm(FIRST, SECOND, below), second = __byte_perm(THIRD, FOURTH, below);
-            return __byte_perm(first, second, (codes >> 1 & 0x4444u) | 0x3210u);
+            return select_bytes(codes, {FIRST, SECOND, THIRD, FOURTH});
         } else {
             // Each code at the end of a nibble.
             constexpr uint32_t CODE = (1 << BITS) - 1;
@@ -149,3 +164,10 @@ using Iq3S = SuperBlocksOf<Iq3Odd, 32>;
     X(iq3_s, cq::Iq3S, 32)      \
     X(iq4_xs, cq::Iq4Xs, 32)    \
     X(iq4_nl, cq::Iq4Nl, 32)
+#define CQ_TILES_K(X)           \
+    X(q2_k, cq::Q2K, 16)        \
+    X(q3_k, cq::Q3K, 16)        \
+    X(q4_k, cq::Q4K, 32)        \
+    X(q5_k, cq::Q5K, 32)        \
+    X(q6_k, cq::Q6K, 16)
+#define CQ_TILES_IQ(X) CQ_GEMV_IQ_TO_2(X) CQ_GEMV_IQ_TO_4(X) CQ_GEMV_IQ(X)

@@ -47,6 +47,18 @@ struct Int8 {
         }
     }
 
+    static constexpr float OUT_SCALE = 1.f / 64;
+    static constexpr bool SPLIT = false;
+    static __device__ __forceinline__ void octet_to_halves(Octet codes, uint32_t (&pairs)[4]) {
+        // A byte at the end of 2^10 is 2^10 plus the byte, as a half.
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t from_minus_128 = (i < 2 ? codes.low : codes.high) ^ 0x80808080u;
+            const uint32_t shifted = __byte_perm(from_minus_128, 0x64646464u, i % 2 ? 0x4342 : 0x4140);
+            pairs[i] = as_bits(__hsub2(as_half2(shifted), __float2half2_rn(1024.f + 128.f)));
+        }
+    }
+
     // The value has been rounded to the dtype of the weights.
     static __device__ __forceinline__ uint32_t nearest(float value, uint32_t) {
         const float steps = rintf(__fmul_rn(value, 64.0f));
@@ -69,3 +81,7 @@ using Mxint8 = Mx<Int8, 0>;
 #define CQ_GEMV_MX(X)              \
     X(mxfp4, cq::Mxfp4, 32)        \
     X(mxfp8, cq::Mxfp8, 32)
+#define CQ_TILES_MX(X)             \
+    X(mxfp4, cq::Mxfp4, 32)        \
+    X(mxfp8, cq::Mxfp8, 32)        \
+    X(mxint8, cq::Mxint8, 32)

@@ -26,3 +26,4 @@ struct Nvfp4 : E2m1, ByteScales<Scale::E4m3> {
 #define CQ_FORMATS_NVFP4(X) X(nvfp4, cq::Nvfp4)
 #define CQ_QUANTIZE_NVFP4(X) CQ_FORMATS_NVFP4(X)
 #define CQ_GEMV_NVFP4(X) X(nvfp4, cq::Nvfp4, 16)
+#define CQ_TILES_NVFP4(X) X(nvfp4, cq::Nvfp4, 16)

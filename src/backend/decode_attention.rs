@@ -1,6 +1,6 @@
 //! Attention of one new token to a cache on a device, in one launch.
 
-use super::attention::{check, check_sinks, check_softcap, AttentionOptions};
+use super::attention::{check, check_sinks, check_softcap, AttentionOptions, Sizes};
 use super::cuda;
 use crate::known::without_gradient;
 use crate::tensor::{DeviceKvCache, KvCacheConfig};
@@ -48,25 +48,9 @@ pub fn decode_attention(
     cache: &mut DeviceKvCache,
     options: AttentionOptions,
 ) -> Result<Option<Tensor>> {
-    let sizes = check(q, k, v, cache.config())?;
-    check_softcap(options.softcap)?;
-    let sinks = options.sinks.map(|sinks| check_sinks(sinks, sizes.heads)).transpose()?;
-    if let Some(sequences) = options.sequences {
-        return Err(Error::mismatch("sequences of a DeviceKvCache", "none", format!("{sequences:?}")));
-    }
-    for tensor in [Some(k), Some(v), sinks.as_ref()].into_iter().flatten() {
-        if !tensor.device().same_device(q.device()) {
-            let expected = format!("{:?}, as q", q.device().location());
-            return Err(Error::mismatch("device", expected, format!("{:?}", tensor.device().location())));
-        }
-    }
+    let (sizes, sinks) = checked([q, k, v], cache, &options)?;
     if sizes.tokens != 1 || sizes.batch == 0 || !matches!(q.device(), Device::Cuda(_)) {
         return Ok(None);
-    }
-    let sinks = sinks.map(|sinks| sinks.contiguous()).transpose()?;
-    if [q, k, v].into_iter().any(|tensor| cache.owns(tensor)) {
-        let expected = "tensors of their own";
-        return Err(Error::mismatch("queries, keys and values", expected, "a part of the cache itself"));
     }
     let (rows, settled) = cache.room_for(k, 1)?;
     let token = NewToken {
@@ -83,4 +67,30 @@ pub fn decode_attention(
     let Some(y) = cuda::attend(&rows, &token)? else { return Ok(None) };
     cache.launched(|_| true);
     Ok(Some(without_gradient("kv-cache-attention", &[q, k, v], y)?))
+}
+
+/// Sizes of queries, and contiguous sinks, if all fit the cache and each other.
+pub(super) fn checked(
+    [q, k, v]: [&Tensor; 3],
+    cache: &DeviceKvCache,
+    options: &AttentionOptions,
+) -> Result<(Sizes, Option<Tensor>)> {
+    let sizes = check(q, k, v, cache.config())?;
+    check_softcap(options.softcap)?;
+    let sinks = options.sinks.map(|sinks| check_sinks(sinks, sizes.heads)).transpose()?;
+    if let Some(sequences) = options.sequences {
+        return Err(Error::mismatch("sequences of a DeviceKvCache", "none", format!("{sequences:?}")));
+    }
+    for tensor in [Some(k), Some(v), sinks.as_ref()].into_iter().flatten() {
+        if !tensor.device().same_device(q.device()) {
+            let expected = format!("{:?}, as q", q.device().location());
+            return Err(Error::mismatch("device", expected, format!("{:?}", tensor.device().location())));
+        }
+    }
+    if [q, k, v].into_iter().any(|tensor| cache.owns(tensor)) {
+        let expected = "tensors of their own";
+        return Err(Error::mismatch("queries, keys and values", expected, "a part of the cache itself"));
+    }
+    let sinks = sinks.map(|sinks| sinks.contiguous()).transpose()?;
+    Ok((sizes, sinks))
 }

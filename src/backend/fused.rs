@@ -45,7 +45,8 @@ pub(crate) struct NormOfX<'a> {
 /// Packed weights times a normalized x: `norm(x) * weight^T` for each of them.
 ///
 /// On a CUDA device up to three weights of one format take one launch, which normalizes x on the way, if x is F16 or BF16 with up
-/// to 8 rows; x is then not rounded in between. (A norm's weight that is not F32 costs a conversion each time.) Elsewhere the
+/// to 8 rows; of more rows x is normalized by the launch that brings it into the order of tensor cores, of any dtype. It is then
+/// not rounded to its dtype in between. (A norm's weight that is not F32 costs a conversion each time.) Elsewhere the
 /// norm comes first. x and the norm's weight have gradients, by way of the separate operations.
 ///
 /// * `x`: `[.., K]` of F32, F16 or BF16; `norm`: of K elements; each weight `[N, K]`, any N.
@@ -89,7 +90,7 @@ pub fn rms_norm_matmul<const N: usize>(
 }
 
 fn fused_norm(operands: &[Operand], x: &Tensor, norm: &RmsNorm) -> Result<Option<Vec<Tensor>>> {
-    let has_kernel = matches!(x.device(), Device::Cuda(_)) && matches!(x.dtype(), DType::F16 | DType::BF16);
+    let has_kernel = matches!(x.device(), Device::Cuda(_));
     if !has_kernel || norm.weight().track_op() || x.dims().last() != Some(&norm.weight().elem_count()) {
         return Ok(None);
     }

@@ -2,7 +2,7 @@
 
 use super::sample::{Choice, Draw};
 use super::step::{CacheRows, GraphMode, Plan};
-use super::{ChosenExperts, Epilogue, NewToken, NormOfX, Operand, Parts};
+use super::{ChosenExperts, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts};
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Tensor};
 use std::sync::Arc;
@@ -32,6 +32,10 @@ mod kernel;
 #[path = "cuda/plan.rs"]
 #[allow(dead_code)]
 mod plan;
+#[cfg(test)]
+#[path = "cuda/tiles.rs"]
+#[allow(dead_code)]
+mod tiles;
 
 fn error<T>() -> Result<T> {
     Err(Error::Unsupported {
@@ -79,6 +83,14 @@ pub(super) fn embed(_: &QuantTensor, _: &Tensor, _: DType) -> Result<Tensor> {
 }
 
 pub(super) fn attend(_: &Tensor, _: &NewToken) -> Result<Option<Tensor>> {
+    error()
+}
+
+pub(super) fn attends_to_prompts(_: &Tensor) -> Result<bool> {
+    Ok(false)
+}
+
+pub(super) fn attend_prompt(_: &Tensor, _: &NewTokens) -> Result<Tensor> {
     error()
 }
 

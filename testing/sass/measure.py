@@ -19,6 +19,8 @@ COPY_BYTES = 16
 
 # So that a kernel that starts early finds room beside the one ahead.
 BLOCKS_OF_MULTIPROCESSOR = 2
+# But for products of many rows of x, of which a block has all registers.
+STAYS_ALONE = r"tiles_.*_c128"
 
 
 @dataclass
@@ -76,10 +78,11 @@ def measure(kernel, launches):
     early = launches["starts_early"].get(kernel.name)
     measured = Measured(kernel.registers)
     threads = launches["threads"].get(kernel.name, h200.THREADS)
-    complaints = memory_complaints(kernel) + room_complaints(kernel, early or 0, threads)
+    blocks = 1 if re.fullmatch(STAYS_ALONE, kernel.name) else BLOCKS_OF_MULTIPROCESSOR
+    complaints = memory_complaints(kernel) + room_complaints(kernel, early or 0, threads, blocks)
     if early is not None:
         complaints += order.complaints(kernel)
-    if re.fullmatch(ATTENTION_ON_TENSOR_CORES, kernel.name):
+    if re.fullmatch(ATTENTION_ON_TENSOR_CORES, kernel.name) or kernel.name.startswith("attend_prompt_"):
         loop = kernel.loop_of_tiles()
         if not loop:
             return measured, complaints + ["no loop that copies keys and multiplies them on tensor cores"]
@@ -89,13 +92,15 @@ def measure(kernel, launches):
     gemv, tiles = Gemv.from_name(kernel.name), kernel.name.startswith("tiles_")
     if not gemv and not tiles:
         return measured, complaints
-    loop = kernel.hot_loop()
+    loop = kernel.loop_of_tiles() if tiles else kernel.hot_loop()
     if not loop:
         return measured, complaints + ["no loop that loads weights and multiplies them on tensor cores"]
     measured.hmma_chain = loop.hmma_chain
     if tiles:
-        measured.instructions_per_hmma = len(loop.body) / loop.count("HMMA")
-        return measured, complaints + copy_complaints(kernel)
+        measured.instructions_per_hmma = instructions_per_hmma(loop)
+        widest = max(copy.load_bytes for copy in loop.body if copy.name == "LDGSTS")
+        # Narrow ones are of sums of x, and of weights that are not aligned.
+        return measured, complaints + ([] if widest == COPY_BYTES else [f"copies of {widest} bytes at most, not {COPY_BYTES}"])
     measured.hot_loop = hot_loop(kernel, loop, gemv)
     complaints += hot_loop_complaints(measured.hot_loop, loop, gemv)
     mine = [launch for launch in launches["gemv"] if launch["kernel"] == kernel.name]
@@ -105,6 +110,13 @@ def measure(kernel, launches):
     except whole.NotCounted as why:
         complaints.append(f"instructions of the whole kernel: {why}")
     return measured, complaints
+
+
+def instructions_per_hmma(loop):
+    """Of a step of the tile kernels. Passes of 32 weights are two trips of a loop within it."""
+    passes = [inner for inner in loop.inner_loops if inner.count("HMMA")]
+    instructions = len(loop.body) + sum(len(inner.body) for inner in passes)
+    return instructions / (loop.count("HMMA") + sum(inner.count("HMMA") for inner in passes))
 
 
 def memory_complaints(kernel):
@@ -119,13 +131,14 @@ def memory_complaints(kernel):
     return complaints
 
 
-def room_complaints(kernel, shared_bytes, threads):
-    """Of a kernel whose blocks have so many threads, and ask for so much shared memory at most."""
-    complaints = []
-    if h200.blocks_by_registers(kernel.registers, threads) < BLOCKS_OF_MULTIPROCESSOR:
-        complaints.append(f"{kernel.registers} registers: no two blocks fit a multiprocessor")
-    if h200.blocks_by_shared_memory(shared_bytes) < BLOCKS_OF_MULTIPROCESSOR:
-        complaints.append(f"{shared_bytes} bytes of shared memory: no two blocks fit a multiprocessor")
+def room_complaints(kernel, shared_bytes, threads, blocks):
+    """Of a kernel of which so many blocks shall fit a multiprocessor, which have so many threads, and ask for so much shared memory
+    at most."""
+    complaints, do_not_fit = [], "no two blocks fit" if blocks == 2 else "no block fits"
+    if h200.blocks_by_registers(kernel.registers, threads) < blocks:
+        complaints.append(f"{kernel.registers} registers: {do_not_fit} a multiprocessor")
+    if h200.blocks_by_shared_memory(shared_bytes) < blocks:
+        complaints.append(f"{shared_bytes} bytes of shared memory: {do_not_fit} a multiprocessor")
     return complaints
 
 

@@ -8,13 +8,13 @@
     python3 testing/sass/sass_gate.py --explain a4_g64_m1    the opcodes of one hot loop
 
 Every kernel: no local memory, no static shared memory, no spills, no more registers than its budget; two blocks fit a
-multiprocessor. Every kernel that starts before the one ahead of it has finished: it waits, writes nothing before, lets
+multiprocessor, of products of many rows of x one. Every kernel that starts before the one ahead of it has finished: it waits, writes nothing before, lets
 the next one start only after, and where no ids have to be awaited its first weights are loaded before. Every tensor-core
 GEMV also: its hot loop loads weights 16 bytes at a time, multiplies them with HMMA, and takes no more instructions per
 weight than its budget (a regression) and its goal (what the design needs to reach the memory bandwidth of an H200);
-nor does the whole kernel at the shapes of launches.json. Every tile kernel: x is copied 16 bytes at a time, no more
-instructions per HMMA than its budget; so are keys and values of attention, those of the first tiles before the wait. Of
-all three: no more HMMA in a row than its budget.
+nor does the whole kernel at the shapes of launches.json. Every tile kernel: weights and x are copied 16 bytes at a time, no
+more instructions per HMMA than its budget; so are keys and values of attention, those of the first tiles before the wait if there
+is but one new token. Of all these: no more HMMA in a row than its budget.
 """
 import argparse
 import json

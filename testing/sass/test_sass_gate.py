@@ -71,15 +71,26 @@ class Measuring(unittest.TestCase):
         self.assertIn("15 HMMA", complaints_of(kernel(body=BODY[:-1]))[0])
 
     def test_tiles(self):
-        measured, complaints = measure(kernel(name="tiles_a4_f16", before=[COPY]), LAUNCHES)
-        self.assertEqual((complaints, measured.instructions_per_hmma, measured.hot_loop), ([], 44 / 16, None))
-        budgets = {"goals": {}, "kernels": {"tiles_a4_f16": {"registers": 80, "instructions_per_hmma": 2.7, "hmma_chain": 16}}}
-        self.assertEqual(compare("tiles_a4_f16", measured, budgets), ["2.75 instructions per HMMA, budget 2.7"])
+        measured, complaints = measure(kernel(name="tiles_a4_g64_c128", body=[COPY, *BODY], registers=255), LAUNCHES)
+        self.assertEqual((complaints, measured.instructions_per_hmma, measured.hot_loop), ([], 45 / 16, None))
+        budget = {"registers": 255, "instructions_per_hmma": 2.7, "hmma_chain": 16}
+        self.assertEqual(compare("tiles_a4_g64_c128", measured, {"goals": {}, "kernels": {"tiles_a4_g64_c128": budget}}),
+                         ["2.8125 instructions per HMMA, budget 2.7"])
+        # Two blocks of few columns.
+        few = kernel(name="tiles_a4_g64_c32", body=[COPY, *BODY], registers=129)
+        self.assertEqual(complaints_of(few), ["129 registers: no two blocks fit a multiprocessor"])
+        # Passes are trips of a loop within.
+        passes = [COPY, f"inner: {BODY[0]}", *BODY[1:], "@P2 BRA inner"]
+        measured, _ = measure(kernel(name="tiles_a4_g32_c128", body=passes), LAUNCHES)
+        self.assertEqual(measured.instructions_per_hmma, (46 + 44) / 32)
 
     def test_width_of_copies(self):
         narrow = COPY.replace("128", "64")
-        self.assertEqual(complaints_of(kernel(name="tiles_a4_f16", before=[COPY, narrow])), ["copies of 8 bytes, not 16"])
-        self.assertIn("no LDGSTS", complaints_of(kernel(name="tiles_a4_f16"))[0])
+        for copies, told in [([narrow], ["copies of 8 bytes at most, not 16"]), ([COPY, narrow], [])]:
+            self.assertEqual(complaints_of(kernel(name="tiles_a4_g64_c128", body=[*copies, *BODY])), told)
+        self.assertIn("no loop", complaints_of(kernel(name="tiles_a4_g64_c128"))[0])
+        attend = {"name": "attend_prompt_f16_d64", "body": [COPY, narrow, *BODY]}
+        self.assertEqual(complaints_of(kernel(**attend)), ["copies of 8 bytes, not 16"])
 
     def test_hmma_in_a_row(self):
         def chain(*hmma):

@@ -23,7 +23,11 @@ fn pass_with(variable: (&str, &str), tests: &[&str]) {
 #[test]
 fn blocks_take_no_more_shared_memory_than_the_card_gives() {
     for card in ["64", "99", "163"] {
-        let tests = ["matmul::k_that_is_split_over_blocks", "attention::heads_of_128"];
+        let tests = [
+            "matmul::k_that_is_split_over_blocks",
+            "attention::heads_of_128",
+            "tiles::every_kind_with_every_number_of_columns",
+        ];
         pass_with(("PRETEND_CUDA_CARD", card), &tests);
     }
 }

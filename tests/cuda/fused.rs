@@ -179,9 +179,14 @@ fn products_of_a_normalized_x() {
     let mut errors = [[0.; 2]; 2];
     for format in rounded_once() {
         let group = format.granularity().max(32);
-        for (k, n, m) in
-            [(5 * group, 50, 1), (8192, 17, 1), (5 * group, 50, 3), (8192, 17, 8), (3 * group, 24, 7)]
-        {
+        for (k, n, m) in [
+            (5 * group, 50, 1),
+            (8192, 17, 1),
+            (5 * group, 50, 3),
+            (8192, 17, 8),
+            (3 * group, 24, 7),
+            (3 * group, 50, 40),
+        ] {
             let [first, second] = [n, n + 3].map(|n| Layer::new(&device, n, k, format, None, 570 + n as u64));
             for (dtype, size) in
                 [(DType::F16, 1.), (DType::BF16, 1.), (DType::F16, 1000.), (DType::BF16, 1e-3)]

@@ -33,6 +33,7 @@ mod step_experts;
 mod step_orders;
 mod step_ragged;
 mod steps;
+mod tiles;
 mod views;
 
 use gpu::{device, is_about_memory, nth_device};

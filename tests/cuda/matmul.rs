@@ -13,7 +13,7 @@ const ROWS: [usize; 12] = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33];
 
 /// Multiplies on the device, twice, and compares.
 #[track_caller]
-fn check(device: &Device, weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor>) {
+pub fn check(device: &Device, weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor>) {
     let what = format!("{weight:?} on {:?} {:?}", x.dims(), x.dtype());
     let on_device = |tensor: &Tensor| tensor.to_device(device).unwrap();
     let (w, x_there, bias_there) = (weight.to_device(device).unwrap(), on_device(x), bias.map(on_device));
@@ -26,7 +26,7 @@ fn check(device: &Device, weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor
     }
 }
 
-fn x(dims: &[usize], dtype: DType, seed: u64) -> Tensor {
+pub fn x(dims: &[usize], dtype: DType, seed: u64) -> Tensor {
     tensor(dims, seed).to_dtype(dtype).unwrap()
 }
 
@@ -36,15 +36,13 @@ fn every_format_with_every_number_of_rows() {
     let Some(device) = device() else { return };
     for (seed, format) in formats().enumerate() {
         let seed = seed as u64;
-        // More rows meet weights rounded to 16 bits where launches have few: another bound.
-        let most = if format.scale() == Scale::SuperBlock { 28 } else { 33 };
         let k_of = |index: usize| match index % 4 {
             0 => format.granularity(),
             1 => 5 * format.granularity(),
             2 => (9 * 128usize).next_multiple_of(format.granularity()),
             _ => 11 * format.granularity().max(32),
         };
-        for (index, m) in ROWS.map(|m| m.min(most)).into_iter().enumerate() {
+        for (index, m) in ROWS.into_iter().enumerate() {
             for (other, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
                 let k = k_of(index + other + seed as usize);
                 let weight = random(&[40, k], format, [DType::F16, DType::BF16][index % 2], seed);
@@ -188,15 +186,20 @@ fn scales_and_biases_of_different_dtypes() {
     }
 }
 
-/// Many rows of x: weights are dequantized to the dtype of x, some at a time, and multiplied by cuBLAS. Beside
-/// the rounding of the result there is that of each weight.
+/// So many rows of x, or so long scales, that weights are dequantized to the dtype of x, some at a time, and multiplied by
+/// cuBLAS. Beside the rounding of the result there is that of each weight.
 #[test]
 fn dense_products() {
     let Some(device) = device() else { return };
     for format in KINDS {
-        let (n, k, m) = (70, 512, 131);
-        let weight = random(&[n, k], format, DType::F16, 100);
-        for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let (n, k) = (70, 512);
+        for (m, scales, dtype) in [
+            (460, DType::F16, DType::F16),
+            (460, DType::F16, DType::BF16),
+            (131, DType::F32, DType::F16),
+            (131, DType::F32, DType::F32),
+        ] {
+            let weight = random(&[n, k], format, scales, 100);
             for bias in [None, Some(x(&[n], DType::F32, 101))] {
                 let x = x(&[m, k], dtype, 102);
                 let expected = Expected::new(&weight, &x, bias.as_ref());
@@ -220,7 +223,7 @@ fn dense_products() {
 #[test]
 fn dense_products_are_added_up_in_f32() {
     let Some(device) = device() else { return };
-    let (n, half, m) = (16, 1024, 131);
+    let (n, half, m) = (16, 1024, 449);
     let dense = tensor(&[n, half], 103);
     let dense = Tensor::cat(&[&dense, &dense], 1).unwrap().to_dtype(DType::F16).unwrap();
     let weight = QuantTensor::quantize(&dense, QuantFormat::affine(4, 64).unwrap()).unwrap();
@@ -243,7 +246,7 @@ fn dense_products_in_parts() {
     let Some(device) = device() else { return };
     // 32 MB are 64 rows of 131072 f32.
     let (n, k, m) = (131, 131_072, 66);
-    let weight = random(&[n, k], QuantFormat::affine(2, 128).unwrap(), DType::F16, 110);
+    let weight = random(&[n, k], QuantFormat::affine(2, 128).unwrap(), DType::F32, 110);
     let x = x(&[m, k], DType::F32, 111);
     let product = weight.to_device(&device).unwrap().matmul(&x.to_device(&device).unwrap(), None).unwrap();
     // Some rows of x suffice.

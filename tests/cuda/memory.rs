@@ -7,8 +7,9 @@ use crate::process::{measured, peak_with};
 use crate::zeros::{alone, llama, qwen3_moe, write};
 use candle_core::cuda_backend::cudarc::driver::CudaContext;
 use candle_core::{DType, Device, Tensor, Var};
+use candle_quant::ops::{prefill_attention, AttentionOptions};
 use candle_quant::parallel::ExpertSplit;
-use candle_quant::{Checkpoint, VarBuilder};
+use candle_quant::{Checkpoint, DeviceKvCache, KvCacheConfig, KvFormat, VarBuilder};
 use candle_quant_models::sharding::ShardPlan;
 use candle_quant_models::{Config, Model};
 use serde_json::Value;
@@ -98,4 +99,33 @@ fn a_gradient_needs_a_scratch() {
     assert!(limit < n * k * 4);
     let dir = tempfile::tempdir().unwrap();
     peak_with("memory::a_gradient_needs_a_scratch", dir.path(), &[(MEMORY, limit.to_string())]);
+}
+
+/// Neither scores nor masks are in memory: those of this prompt would be more than the device has.
+#[test]
+fn attention_of_a_prompt_needs_its_cache() {
+    const MIB: usize = 1 << 20;
+    let (tokens, heads, head_dim, pieces) = (768, 4, 64, 4);
+    let is_measured = measured(|_| {
+        let device = device().unwrap();
+        let format = KvFormat::F16;
+        let config = KvCacheConfig { keys: format, values: format, ..KvCacheConfig::new(1, head_dim) };
+        let mut cache = DeviceKvCache::new(config).unwrap();
+        let ones = |heads| Tensor::ones((1, tokens, heads, head_dim), DType::F16, &device).unwrap();
+        let (q, k) = (ones(heads), ones(1));
+        for piece in 1..=pieces {
+            let y = prefill_attention(&q, &k, &k, &mut cache, AttentionOptions::default()).unwrap();
+            assert_eq!(y.expect("a kernel").dims(), [1, tokens, heads * head_dim]);
+            assert_eq!(cache.len(), piece * tokens);
+        }
+    });
+    let is_pretended = |device| context(&device).name().unwrap().contains(PRETENDED);
+    if is_measured || !device().is_some_and(is_pretended) {
+        return;
+    }
+    let limit = 8 * MIB;
+    // Those of the last piece, of 16 bits and 32.
+    assert!(limit < heads * tokens * pieces * tokens * 2 && limit < tokens * pieces * tokens * 4);
+    let dir = tempfile::tempdir().unwrap();
+    peak_with("memory::attention_of_a_prompt_needs_its_cache", dir.path(), &[(MEMORY, limit.to_string())]);
 }

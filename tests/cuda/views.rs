@@ -83,7 +83,7 @@ fn weights_at_an_offset() {
                     QuantTensor::with_super_blocks(format, packed, (scales, biases), of).unwrap()
                 }
             };
-            for m in [1, 2, 8] {
+            for m in [1, 2, 8, 20] {
                 let x = tensor(&[m, k], 331).to_dtype(DType::F16).unwrap();
                 let product = w.matmul(&there(&x), None).unwrap();
                 let what = format!("{format} M={m}, words from {offset} on");

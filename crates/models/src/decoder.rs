@@ -356,11 +356,9 @@ impl Model {
         self.release_steps(batch, len);
         let like = (self.dtype, &self.device);
         let positions = self.turns.at(&(offset..offset + len), self.is_long, like)?;
-        let visible = |window| match self.device.is_cpu() {
-            true => Ok(None),
-            false => Visible::new(offset, len, window, &self.device).map(Some),
-        };
-        let (all, near) = (visible(None)?, visible(self.window)?);
+        let visible =
+            |window| (!self.device.is_cpu()).then(|| Visible::new(offset, len, window, &self.device));
+        let (all, near) = (visible(None), visible(self.window));
         let mut x = self.embed(ids)?;
         for layer in &mut self.layers {
             let visible = if layer.slides { &near } else { &all };

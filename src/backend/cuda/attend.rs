@@ -107,6 +107,26 @@ fn kernel(head_dim: usize, dtype: DType) -> Option<Kernel> {
     }
 }
 
+/// The kernel for several new tokens, if there is one for heads of this size and dtype and the card, which multiplies `bf16` or does
+/// not, has room for its blocks.
+pub(super) fn prompt_kernel(
+    head_dim: usize,
+    dtype: DType,
+    (bf16, shared_bytes): (bool, usize),
+) -> Option<Kernel> {
+    let is_half = matches!(dtype, DType::F16) || (bf16 && matches!(dtype, DType::BF16));
+    let fits = HEAD_DIMS.contains(&head_dim) && prompt_shared_bytes(head_dim) <= shared_bytes;
+    (is_half && fits).then_some(Kernel::AttendPrompt { head_dim, bf16: dtype == DType::BF16 })
+}
+
+/// Shared memory of its blocks: two stages of keys and values. `PromptShape` of `cuda/attend_prompt.cu` has the same numbers.
+pub(super) fn prompt_shared_bytes(head_dim: usize) -> usize {
+    let keys = if head_dim > 128 { 32 } else { 64 };
+    let key_row = ((2 * head_dim).div_ceil(64) | 1) * 64;
+    let value_row = (head_dim / 8 | 1) * 16;
+    2 * keys * (key_row + value_row)
+}
+
 /// What warps copy, `stages` tiles each, or what they found, or the factors of splits behind a flag: one after the other. Behind
 /// the copies, or in f32 behind what is found, queries and the new key, ready to be multiplied.
 pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> usize {
@@ -126,6 +146,7 @@ pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> us
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     const H200: (bool, usize) = (true, 113 << 10);
 
@@ -185,5 +206,34 @@ mod tests {
                 && of(64, DType::F16, (false, 48 << 10)).is_some()
         );
         assert!(of(256, DType::F16, (true, 48 << 10)).is_none() && of(256, DType::F16, H200).is_some());
+    }
+
+    /// The kernels' own source, compiled for the host, has the same numbers.
+    #[test]
+    fn shared_memory_of_prompts_is_that_of_the_kernels() {
+        let source = include_str!("../../../cuda/attend_prompt.cu");
+        let begin = source.find("template <int D> struct PromptShape").expect("the shape");
+        let shape = &source[begin..begin + source[begin..].find("};").expect("its end") + 2];
+        let mut program = format!(
+            "#include <cstdio>\nconstexpr int THREADS = {CQ_ATTEND_THREADS};\n{shape}\nint main() {{\n"
+        );
+        for head_dim in HEAD_DIMS {
+            program += &format!("printf(\"%d\\n\", 2 * PromptShape<{head_dim}>::STAGE);\n");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (file, binary) = (dir.path().join("shape.cpp"), dir.path().join("shape"));
+        std::fs::write(&file, program + "}\n").unwrap();
+        let mut compiler = Command::new(std::env::var("CXX").unwrap_or("c++".into()));
+        assert!(compiler
+            .args(["-std=c++17", "-o"])
+            .args([&binary, &file])
+            .status()
+            .expect("a compiler")
+            .success());
+        let told = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
+        assert_eq!(
+            told.split_whitespace().collect::<Vec<_>>(),
+            HEAD_DIMS.map(|d| prompt_shared_bytes(d).to_string())
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Attention of one new token of each sequence, with its key and value appended to the cache, in one launch.
 
 mod call;
+mod prompt;
 #[cfg(test)]
 mod tests;
 
@@ -11,7 +12,7 @@ use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked, View};
 use super::workspace;
 use crate::backend::NewToken;
-pub(super) use call::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
+pub(super) use call::{logit_factors, AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::CUstreamCaptureStatus;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -20,6 +21,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     bail, CpuStorage, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
 };
+pub(crate) use prompt::{attend_prompt, attends_to_prompts};
 use std::sync::Arc;
 
 /// `[B, 1, heads * head_dim]`, what the tokens see of a cache `[2, B, kv_heads, capacity, head_dim]`, to which theirs are

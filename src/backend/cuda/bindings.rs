@@ -15,9 +15,12 @@ pub const CQ_SAMPLE_BINS: u32 = 2048;
 pub const CQ_SAMPLE_BLOCKS: u32 = 256;
 pub const CQ_NOT_FINITE: u32 = 4294967295;
 pub const CQ_TILE_ROWS: u32 = 128;
-pub const CQ_TILE_COLUMNS: u32 = 64;
+pub const CQ_TILE_K: u32 = 128;
+pub const CQ_ORDER_SPLIT: u32 = 1;
+pub const CQ_ORDER_QUARTERS: u32 = 2;
 pub const CQ_ATTEND_KEYS: u32 = 16;
 pub const CQ_ATTEND_HEADS: u32 = 8;
+pub const CQ_PROMPT_ROWS: u32 = 64;
 pub const CQ_ATTEND_SPLITS: u32 = 64;
 pub const CQ_ATTEND_UNSPLIT: u32 = 12;
 pub const CQ_F16: CqDtype = 0;
@@ -312,6 +315,106 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct CqTilesX {
+    pub x: *const ::core::ffi::c_void,
+    pub norm: *const f32,
+    pub halves: *mut ::core::ffi::c_void,
+    pub units: *mut f32,
+    pub sums: *mut f32,
+    pub k: u32,
+    pub k_padded: u32,
+    pub x_stride: u32,
+    pub x_dtype: u32,
+    pub group: u32,
+    pub order: u32,
+    pub terms: u32,
+    pub eps: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqTilesX"][::core::mem::size_of::<CqTilesX>() - 72usize];
+    ["Alignment of CqTilesX"][::core::mem::align_of::<CqTilesX>() - 8usize];
+    ["Offset of field: CqTilesX::x"][::core::mem::offset_of!(CqTilesX, x) - 0usize];
+    ["Offset of field: CqTilesX::norm"][::core::mem::offset_of!(CqTilesX, norm) - 8usize];
+    ["Offset of field: CqTilesX::halves"][::core::mem::offset_of!(CqTilesX, halves) - 16usize];
+    ["Offset of field: CqTilesX::units"][::core::mem::offset_of!(CqTilesX, units) - 24usize];
+    ["Offset of field: CqTilesX::sums"][::core::mem::offset_of!(CqTilesX, sums) - 32usize];
+    ["Offset of field: CqTilesX::k"][::core::mem::offset_of!(CqTilesX, k) - 40usize];
+    ["Offset of field: CqTilesX::k_padded"][::core::mem::offset_of!(CqTilesX, k_padded) - 44usize];
+    ["Offset of field: CqTilesX::x_stride"][::core::mem::offset_of!(CqTilesX, x_stride) - 48usize];
+    ["Offset of field: CqTilesX::x_dtype"][::core::mem::offset_of!(CqTilesX, x_dtype) - 52usize];
+    ["Offset of field: CqTilesX::group"][::core::mem::offset_of!(CqTilesX, group) - 56usize];
+    ["Offset of field: CqTilesX::order"][::core::mem::offset_of!(CqTilesX, order) - 60usize];
+    ["Offset of field: CqTilesX::terms"][::core::mem::offset_of!(CqTilesX, terms) - 64usize];
+    ["Offset of field: CqTilesX::eps"][::core::mem::offset_of!(CqTilesX, eps) - 68usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqTiles {
+    pub operand: [CqOperand; 2usize],
+    pub halves: *const ::core::ffi::c_void,
+    pub units: *const f32,
+    pub sums: *const f32,
+    pub global_scale: [*const f32; 2usize],
+    pub order: *const u32,
+    pub tiles: *const CqTile,
+    pub tile_count: *const u32,
+    pub residual: *const ::core::ffi::c_void,
+    pub partial: *mut f32,
+    pub arrivals: *mut u32,
+    pub m: u32,
+    pub terms: u32,
+    pub k: u32,
+    pub k_padded: u32,
+    pub words_of_row: u32,
+    pub log_group_size: u32,
+    pub columns: u32,
+    pub stages: u32,
+    pub whole_copies: u32,
+    pub pairs_of_x: u32,
+    pub experts: u32,
+    pub bias_factor: f32,
+    pub gating: u32,
+    pub y_dtype: u32,
+    pub alpha: f32,
+    pub limit: f32,
+    pub finish: CqFinish,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqTiles"][::core::mem::size_of::<CqTiles>() - 328usize];
+    ["Alignment of CqTiles"][::core::mem::align_of::<CqTiles>() - 8usize];
+    ["Offset of field: CqTiles::operand"][::core::mem::offset_of!(CqTiles, operand) - 0usize];
+    ["Offset of field: CqTiles::halves"][::core::mem::offset_of!(CqTiles, halves) - 160usize];
+    ["Offset of field: CqTiles::units"][::core::mem::offset_of!(CqTiles, units) - 168usize];
+    ["Offset of field: CqTiles::sums"][::core::mem::offset_of!(CqTiles, sums) - 176usize];
+    ["Offset of field: CqTiles::global_scale"][::core::mem::offset_of!(CqTiles, global_scale) - 184usize];
+    ["Offset of field: CqTiles::order"][::core::mem::offset_of!(CqTiles, order) - 200usize];
+    ["Offset of field: CqTiles::tiles"][::core::mem::offset_of!(CqTiles, tiles) - 208usize];
+    ["Offset of field: CqTiles::tile_count"][::core::mem::offset_of!(CqTiles, tile_count) - 216usize];
+    ["Offset of field: CqTiles::residual"][::core::mem::offset_of!(CqTiles, residual) - 224usize];
+    ["Offset of field: CqTiles::partial"][::core::mem::offset_of!(CqTiles, partial) - 232usize];
+    ["Offset of field: CqTiles::arrivals"][::core::mem::offset_of!(CqTiles, arrivals) - 240usize];
+    ["Offset of field: CqTiles::m"][::core::mem::offset_of!(CqTiles, m) - 248usize];
+    ["Offset of field: CqTiles::terms"][::core::mem::offset_of!(CqTiles, terms) - 252usize];
+    ["Offset of field: CqTiles::k"][::core::mem::offset_of!(CqTiles, k) - 256usize];
+    ["Offset of field: CqTiles::k_padded"][::core::mem::offset_of!(CqTiles, k_padded) - 260usize];
+    ["Offset of field: CqTiles::words_of_row"][::core::mem::offset_of!(CqTiles, words_of_row) - 264usize];
+    ["Offset of field: CqTiles::log_group_size"][::core::mem::offset_of!(CqTiles, log_group_size) - 268usize];
+    ["Offset of field: CqTiles::columns"][::core::mem::offset_of!(CqTiles, columns) - 272usize];
+    ["Offset of field: CqTiles::stages"][::core::mem::offset_of!(CqTiles, stages) - 276usize];
+    ["Offset of field: CqTiles::whole_copies"][::core::mem::offset_of!(CqTiles, whole_copies) - 280usize];
+    ["Offset of field: CqTiles::pairs_of_x"][::core::mem::offset_of!(CqTiles, pairs_of_x) - 284usize];
+    ["Offset of field: CqTiles::experts"][::core::mem::offset_of!(CqTiles, experts) - 288usize];
+    ["Offset of field: CqTiles::bias_factor"][::core::mem::offset_of!(CqTiles, bias_factor) - 292usize];
+    ["Offset of field: CqTiles::gating"][::core::mem::offset_of!(CqTiles, gating) - 296usize];
+    ["Offset of field: CqTiles::y_dtype"][::core::mem::offset_of!(CqTiles, y_dtype) - 300usize];
+    ["Offset of field: CqTiles::alpha"][::core::mem::offset_of!(CqTiles, alpha) - 304usize];
+    ["Offset of field: CqTiles::limit"][::core::mem::offset_of!(CqTiles, limit) - 308usize];
+    ["Offset of field: CqTiles::finish"][::core::mem::offset_of!(CqTiles, finish) - 312usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct CqSortPairs {
     pub ids: *const u32,
     pub order: *mut u32,
@@ -508,6 +611,48 @@ const _: () = {
     ["Offset of field: CqAttend::turns_first"][::core::mem::offset_of!(CqAttend, turns_first) - 212usize];
     ["Offset of field: CqAttend::scale"][::core::mem::offset_of!(CqAttend, scale) - 216usize];
     ["Offset of field: CqAttend::cap"][::core::mem::offset_of!(CqAttend, cap) - 220usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqAttendPrompt {
+    pub q: *const ::core::ffi::c_void,
+    pub keys: *const ::core::ffi::c_void,
+    pub values: *const ::core::ffi::c_void,
+    pub sinks: *const f32,
+    pub y: *mut ::core::ffi::c_void,
+    pub tokens: u32,
+    pub position: u32,
+    pub group: u32,
+    pub kv_heads: u32,
+    pub capacity: u32,
+    pub window: u32,
+    pub chunked: u32,
+    pub unused: u32,
+    pub scale: f32,
+    pub cap: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqAttendPrompt"][::core::mem::size_of::<CqAttendPrompt>() - 80usize];
+    ["Alignment of CqAttendPrompt"][::core::mem::align_of::<CqAttendPrompt>() - 8usize];
+    ["Offset of field: CqAttendPrompt::q"][::core::mem::offset_of!(CqAttendPrompt, q) - 0usize];
+    ["Offset of field: CqAttendPrompt::keys"][::core::mem::offset_of!(CqAttendPrompt, keys) - 8usize];
+    ["Offset of field: CqAttendPrompt::values"][::core::mem::offset_of!(CqAttendPrompt, values) - 16usize];
+    ["Offset of field: CqAttendPrompt::sinks"][::core::mem::offset_of!(CqAttendPrompt, sinks) - 24usize];
+    ["Offset of field: CqAttendPrompt::y"][::core::mem::offset_of!(CqAttendPrompt, y) - 32usize];
+    ["Offset of field: CqAttendPrompt::tokens"][::core::mem::offset_of!(CqAttendPrompt, tokens) - 40usize];
+    ["Offset of field: CqAttendPrompt::position"]
+        [::core::mem::offset_of!(CqAttendPrompt, position) - 44usize];
+    ["Offset of field: CqAttendPrompt::group"][::core::mem::offset_of!(CqAttendPrompt, group) - 48usize];
+    ["Offset of field: CqAttendPrompt::kv_heads"]
+        [::core::mem::offset_of!(CqAttendPrompt, kv_heads) - 52usize];
+    ["Offset of field: CqAttendPrompt::capacity"]
+        [::core::mem::offset_of!(CqAttendPrompt, capacity) - 56usize];
+    ["Offset of field: CqAttendPrompt::window"][::core::mem::offset_of!(CqAttendPrompt, window) - 60usize];
+    ["Offset of field: CqAttendPrompt::chunked"][::core::mem::offset_of!(CqAttendPrompt, chunked) - 64usize];
+    ["Offset of field: CqAttendPrompt::unused"][::core::mem::offset_of!(CqAttendPrompt, unused) - 68usize];
+    ["Offset of field: CqAttendPrompt::scale"][::core::mem::offset_of!(CqAttendPrompt, scale) - 72usize];
+    ["Offset of field: CqAttendPrompt::cap"][::core::mem::offset_of!(CqAttendPrompt, cap) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

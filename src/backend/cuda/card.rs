@@ -1,6 +1,6 @@
 //! What plans and launches have to know of a device, asked once.
 
-use super::plan::most_shared_bytes;
+use super::plan::{most_shared_bytes, ALWAYS_SHARED_BYTES};
 use candle_core::cuda_backend::cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use candle_core::cuda_backend::cudarc::driver::CudaContext;
 use candle_core::cuda_backend::WrapErr;
@@ -17,11 +17,16 @@ const EARLY_START: &str = "CANDLE_QUANT_EARLY_START";
 /// A device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Card {
-    /// The most shared memory that a launch may ask for.
+    /// The most shared memory that a launch may ask for, lest blocks find no room beside others.
     pub(super) most_shared_bytes: usize,
+    /// The same of a kernel whose blocks stay alone.
+    pub(super) all_shared_bytes: usize,
     pub(super) multiprocessors: usize,
     /// Whether tensor cores multiply bf16.
     pub(super) bf16: bool,
+    /// Whether products by way of cuBLAS are twice as fast as those of a warp's tensor-core instructions: on 9.0 and 10.x,
+    /// whose tensor cores want more than a warp for that.
+    pub(super) fast_cublas: bool,
     pub(super) early_start: EarlyStart,
 }
 
@@ -55,14 +60,17 @@ impl Card {
         let mut driver = 0;
         // SAFETY: the driver writes its version to a variable that outlives the call.
         unsafe { sys::cuDriverGetVersion(&mut driver) }.result().w()?;
+        let of_block = number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         Ok(Self {
+            all_shared_bytes: of_block.max(ALWAYS_SHARED_BYTES),
             most_shared_bytes: most_shared_bytes(
-                number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+                of_block,
                 number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
                 number(Attribute::CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK)?,
             ),
             multiprocessors: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
             bf16: major >= 8,
+            fast_cublas: matches!(major, 9 | 10),
             early_start: match (major, driver) {
                 _ if std::env::var(EARLY_START).as_deref() == Ok("off") => EarlyStart::Never,
                 (..=8, _) => EarlyStart::Never,

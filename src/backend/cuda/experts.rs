@@ -3,14 +3,17 @@
 //! Few pairs of a token and an expert are multiplied ungrouped, each by a GEMV. More are grouped by expert on the
 //! device, and multiplied in tiles; there are as many blocks as there could be tiles.
 
-use super::bindings::{CqSortPairs, CqTile, CQ_TILE_ROWS};
+use super::bindings::{CqFinish, CqSortPairs, CqTile, CQ_ACTIVATION_SILU};
 use super::card::Card;
 use super::experts_call::{ExpertsCall, ExpertsLaunch};
 use super::formats::FormatKernels;
+use super::gemv_call::PLAIN;
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked, View};
-use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses};
+use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
+use super::tiles::Tiles;
+use super::tiles_call::{self, SortedPairs, TilesCall};
 use super::{plan, workspace};
 use crate::backend::{ChosenExperts, Operand};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -42,7 +45,21 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
             let part = |tensor: &Tensor| tensor.narrow(0, first, count);
             let row_bytes = x.elem_count() / tokens * x.dtype().size_in_bytes();
             let card = Card::of(stream.context())?;
-            let call = Call { device, stream: &stream, card, chosen, experts, tokens: count, top_k, grouped };
+            let columns = match grouped {
+                true => Some(columns_of_tiles(chosen, x.dtype(), count * top_k, experts, card)?),
+                false => None,
+            };
+            let call = Call {
+                device,
+                stream: &stream,
+                card,
+                chosen,
+                x_dtype: x.dtype(),
+                experts,
+                tokens: count,
+                top_k,
+                columns,
+            };
             call.sum(
                 &part(x)?,
                 &part(&ids)?,
@@ -54,17 +71,35 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
     Ok(Some(Tensor::from_storage(Storage::Cuda(sums), x.shape(), BackpropOp::none(), false)))
 }
 
+/// Rows of halves of a tile: as many for all projections, of formats that may differ.
+fn columns_of_tiles(
+    chosen: &ChosenExperts,
+    x_dtype: DType,
+    pairs: usize,
+    experts: usize,
+    card: Card,
+) -> Result<usize> {
+    let columns = Tiles::columns_for_experts((pairs * tiles_call::terms(x_dtype)).div_ceil(experts.max(1)));
+    let of = |operand: &Operand| -> Result<usize> {
+        let format = operand.weight.format();
+        let kernels = FormatKernels::of(format)?.tiles();
+        Ok(Tiles::of_columns(format, kernels, columns, tiles_call::shared_bytes(card)).columns)
+    };
+    Ok(of(&chosen.gate)?.min(of(&chosen.down)?))
+}
+
 /// The experts of some tokens.
 struct Call<'a> {
     device: &'a CudaDevice,
     stream: &'a Arc<CudaStream>,
     card: Card,
     chosen: &'a ChosenExperts<'a>,
+    x_dtype: DType,
     experts: usize,
     tokens: usize,
     top_k: usize,
-    /// Whether pairs are grouped by expert.
-    grouped: bool,
+    /// If pairs are grouped by expert, rows of halves of a tile.
+    columns: Option<usize>,
 }
 
 impl Call<'_> {
@@ -77,9 +112,7 @@ impl Call<'_> {
         let ChosenExperts { gate, up, down, .. } = self.chosen;
         let [_, inner, hidden] = gate.weight.dims()[..] else { bail!("experts are stacks [E, N, K]") };
         let dtype = x.dtype();
-        let half = |operands: &[&Operand]| {
-            dtype != DType::F32 && operands.iter().all(|operand| has_narrow_scales(operand.weight))
-        };
+        let narrow = |operands: &[&Operand]| operands.iter().all(|operand| has_narrow_scales(operand.weight));
         let locked = [gate, up, down].map(|operand| LockedOperand::new(*operand));
         let addresses =
             locked.iter().map(|operand| operand.addresses(self.stream)).collect::<Result<Vec<_>>>()?;
@@ -101,15 +134,15 @@ impl Call<'_> {
 
         let mut sorted = allocate(self.device, &Shape::from(self.words_of_sorted()), DType::U32)?;
         let sorted = address_mut(&mut sorted, self.stream)?;
-        if self.grouped {
-            self.sort(ids.get(), sorted.get())?;
+        if let Some(columns) = self.columns {
+            self.sort(ids.get(), sorted.get(), self.pairs_of_tile(columns))?;
         }
         let mut joined = allocate(self.device, &Shape::from((self.pairs(), inner)), dtype)?;
         let joined = address_mut(&mut joined, self.stream)?;
         let gate_up = ExpertsCall {
             stacks: of_gate_up,
             format: gate.weight.format(),
-            half: half(&[gate, up]),
+            narrow_scales: narrow(&[gate, up]),
             experts: self.experts,
             rows: inner,
             k: hidden,
@@ -131,7 +164,7 @@ impl Call<'_> {
         let down = ExpertsCall {
             stacks: std::slice::from_ref(of_down),
             format: down.weight.format(),
-            half: half(&[down]),
+            narrow_scales: narrow(&[down]),
             rows: hidden,
             k: inner,
             gating: None,
@@ -154,10 +187,12 @@ impl Call<'_> {
     /// Words of the order of pairs, the number of tiles, and the tiles.
     fn words_of_sorted(&self) -> usize {
         const WORDS_OF_TILE: usize = size_of::<CqTile>() / size_of::<u32>();
-        match self.grouped {
-            false => 0,
-            true => self.pairs() + 1 + plan::most_tiles(self.pairs(), self.experts) * WORDS_OF_TILE,
-        }
+        let tiles = |columns| plan::most_tiles(self.pairs(), self.experts, self.pairs_of_tile(columns));
+        self.columns.map_or(0, |columns| self.pairs() + 1 + tiles(columns) * WORDS_OF_TILE)
+    }
+
+    fn pairs_of_tile(&self, columns: usize) -> usize {
+        columns / tiles_call::terms(self.x_dtype)
     }
 
     /// Behind the order of pairs, which begins at `sorted`.
@@ -169,7 +204,7 @@ impl Call<'_> {
         self.count_address(sorted) + size_of::<u32>() as u64
     }
 
-    fn sort(&self, ids: u64, sorted: u64) -> Result<()> {
+    fn sort(&self, ids: u64, sorted: u64, rows_of_tile: usize) -> Result<()> {
         let params = CqSortPairs {
             ids: ids as *const _,
             order: sorted as *mut _,
@@ -177,7 +212,7 @@ impl Call<'_> {
             tile_count: self.count_address(sorted) as *mut _,
             pairs: u32_of("pairs of tokens and experts", self.pairs())?,
             experts: u32_of("experts", self.experts)?,
-            rows_of_tile: u32_of("rows of a tile", plan::TILE_COLUMNS)?,
+            rows_of_tile: u32_of("rows of a tile", rows_of_tile)?,
             unused: 0,
         };
         let grid = Grid { blocks: (1, 1), shared_bytes: plan::sort_shared_bytes(self.experts) };
@@ -187,7 +222,7 @@ impl Call<'_> {
 
     /// The GEMV of every pair. False if pairs are grouped, or no kernel takes these weights.
     fn gemv(&self, of: &ExpertsCall) -> Result<bool> {
-        let gemv = if self.grouped { None } else { of.gemv(self.card.most_shared_bytes)? };
+        let gemv = if self.columns.is_some() { None } else { of.gemv(self.card.most_shared_bytes)? };
         let Some(ExpertsLaunch { kernel, grid, mut params, parts }) = gemv else { return Ok(false) };
         if let Some((sums, arrivals)) = parts {
             (params.partial, params.arrivals) =
@@ -202,21 +237,51 @@ impl Call<'_> {
 
     /// The outputs of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
     fn all_pairs(&self, of: &ExpertsCall, sorted: u64) -> Result<()> {
-        let (mut kernel, mut grid, mut params) = of.simt()?;
-        if self.grouped {
-            let bf16 = of.x_dtype == DType::BF16;
+        if let Some(columns) = self.columns.filter(|_| of.narrow_scales) {
+            return self.tiles(of, sorted, columns);
+        }
+        let (kernel, mut grid, mut params) = of.simt()?;
+        if let Some(columns) = self.columns {
             params.order = sorted as *const _;
             params.tiles = self.tiles_address(sorted) as *const _;
             params.tile_count = self.count_address(sorted) as *const _;
-            grid.blocks.1 = plan::most_tiles(self.pairs(), self.experts);
-            // There is no bf16 on tensor cores before compute capability 8.0.
-            if of.half && (!bf16 || self.card.bf16) {
-                kernel = FormatKernels::of(of.format)?.tiles(bf16);
-                grid.blocks.0 = of.blocks_of_rows(CQ_TILE_ROWS as usize);
-                grid.shared_bytes = plan::tile_shared_bytes(of.format);
-            }
+            grid.blocks.1 = plan::most_tiles(self.pairs(), self.experts, self.pairs_of_tile(columns));
         }
         // SAFETY: as above.
         unsafe { launch(self.stream, kernel, grid, &params) }
+    }
+
+    fn tiles(&self, of: &ExpertsCall, sorted: u64, columns: usize) -> Result<()> {
+        let params = of.params()?;
+        let gated = of.gating.is_some();
+        let pairs_of_x = if gated { self.top_k } else { 1 };
+        let operands: Vec<OperandPointers> = of.stacks.iter().map(|(pointers, _)| *pointers).collect();
+        let x = ((of.x, of.x_dtype), (self.pairs() / pairs_of_x, of.k));
+        // SAFETY: as above: x has a row for each token, or for each pair.
+        let x = unsafe { tiles_call::prepare(self.stream, of.format, x.0, x.1, None)? };
+        let silu = CqFinish { activation: CQ_ACTIVATION_SILU, ..PLAIN };
+        let call = TilesCall {
+            format: of.format,
+            x,
+            operands: &operands,
+            y: of.y,
+            y_dtype: of.y_dtype,
+            m: self.pairs(),
+            gating: (params.gating, params.alpha, params.limit),
+            finish: if gated { silu } else { PLAIN },
+            residual: 0,
+            pairs: Some(SortedPairs {
+                order: sorted,
+                tiles: self.tiles_address(sorted),
+                tile_count: self.count_address(sorted),
+                pairs_of_x,
+                experts: self.experts,
+                global_scales: params.global_scale,
+            }),
+        };
+        let kernels = FormatKernels::of(of.format)?.tiles();
+        let plan = Tiles::of_columns(of.format, kernels, columns, tiles_call::shared_bytes(self.card));
+        // SAFETY: as above. The tensor of sorted pairs has been filled by the launch that sorts.
+        unsafe { call.launch(self.stream, plan) }
     }
 }

@@ -24,8 +24,8 @@ pub(super) struct ExpertsCall<'a> {
     /// One stack, or gate and up.
     pub(super) stacks: &'a [StackPointers],
     pub(super) format: QuantFormat,
-    /// Whether tensor cores take weights and x.
-    pub(super) half: bool,
+    /// Whether tensor cores take the weights.
+    pub(super) narrow_scales: bool,
     pub(super) experts: usize,
     /// Rows of an expert.
     pub(super) rows: usize,
@@ -65,7 +65,10 @@ impl ExpertsCall<'_> {
 
     /// The GEMV of every pair in one launch; for down projections, also their sums. None if no kernel takes these weights.
     pub(super) fn gemv(&self, most_shared_bytes: usize) -> Result<Option<ExpertsLaunch>> {
-        let Some(kernels) = FormatKernels::of(self.format)?.gemv().filter(|_| self.half) else {
+        if self.x_dtype == DType::F32 {
+            return Ok(None);
+        }
+        let Some(kernels) = FormatKernels::of(self.format)?.gemv().filter(|_| self.narrow_scales) else {
             return Ok(None);
         };
         let packed = self.stacks.iter().map(|(pointers, _)| pointers.matrix.packed as usize);

@@ -1,8 +1,7 @@
 //! Which kernels there are for a format: the one place that knows. `cuda/formats/<family>.cuh` lists the same, and a
 //! test of [`super::kernel`] compares the two.
 //!
-//! A format needs nothing but the scalar half of its family's header. Without a GEMV, which is the other half, the SIMT
-//! kernel multiplies: slower, never wrong.
+//! A format may have no GEMV: the SIMT kernel multiplies few rows of x then, slower, never wrong.
 
 use super::kernel::Kernel;
 use crate::format::{Bits, Element, Scale, ZeroPoint};
@@ -14,6 +13,7 @@ pub(super) struct FormatKernels {
     /// The format in the names of kernels.
     name: &'static str,
     gemv: Option<GemvKernels>,
+    tiles: TileKernels,
 }
 
 /// The tensor-core GEMV kernels of a format.
@@ -26,6 +26,18 @@ pub(super) struct GemvKernels {
     pub(super) group_size: Option<usize>,
 }
 
+/// The tensor-core GEMM kernels of a format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct TileKernels {
+    /// The source file, without its extension.
+    pub(super) file: &'static str,
+    pub(super) name: &'static str,
+    /// Weights whose products are added up before a scale is applied: 16, 32 or 64.
+    pub(super) group: usize,
+    /// Whether that is in the names of kernels, since there are several for a format.
+    pub(super) several: bool,
+}
+
 impl FormatKernels {
     /// # Errors
     /// If the format has no kernels at all.
@@ -33,19 +45,20 @@ impl FormatKernels {
         let kernels = match format.element().uint() {
             Some(bits) => match (format.scale(), format.zero_point()) {
                 (Scale::Float, ZeroPoint::Bias) => Some(Self::affine(bits, format.group_size())),
-                (Scale::Float, ZeroPoint::Midpoint) => Some(Self::symmetric(bits)),
+                (Scale::Float, ZeroPoint::Midpoint) => Some(Self::symmetric(bits, format.group_size())),
                 (Scale::SuperBlock, _) => Self::ggml(format),
                 (Scale::Float, ZeroPoint::None) | (Scale::E8m0 | Scale::E4m3, _) => None,
             },
             None => match format {
-                QuantFormat::MXFP4 => Some(Self::all("mxfp4", "gemv_mx")),
-                QuantFormat::MXFP8 => Some(Self::all("mxfp8", "gemv_mx")),
-                QuantFormat::NVFP4 => Some(Self::all("nvfp4", "gemv_nvfp4")),
-                QuantFormat::MXINT8 => Some(Self::scalar("mxint8")),
-                QuantFormat::NF4 => Some(Self::scalar("nf4")),
-                QuantFormat::FP4 => Some(Self::scalar("fp4")),
+                QuantFormat::MXFP4 => Some(Self::all("mxfp4", "gemv_mx", "tiles_float", 32)),
+                QuantFormat::MXFP8 => Some(Self::all("mxfp8", "gemv_mx", "tiles_float", 32)),
+                QuantFormat::NVFP4 => Some(Self::all("nvfp4", "gemv_nvfp4", "tiles_float", 16)),
+                QuantFormat::MXINT8 => Some(Self::without_gemv("mxint8", "tiles_float", 32)),
+                QuantFormat::NF4 => Some(Self::without_gemv("nf4", "tiles_float", 32)),
+                QuantFormat::FP4 => Some(Self::without_gemv("fp4", "tiles_float", 32)),
                 _ if format.element() == Element::E4m3 && format.scale() == Scale::Float => {
-                    Some(Self::scalar("fp8"))
+                    let tiles = TileKernels::by_group("fp8", "tiles_float", format.group_size());
+                    Some(Self { name: "fp8", gemv: None, tiles })
                 }
                 _ => Self::ggml(format),
             },
@@ -56,43 +69,53 @@ impl FormatKernels {
         })
     }
 
-    /// What a format has that is in no list but `CQ_FORMATS_<FAMILY>`, and `CQ_QUANTIZE_<FAMILY>` if weights are quantized to it.
-    const fn scalar(name: &'static str) -> Self {
-        Self { name, gemv: None }
+    /// What a format has that is in no list but `CQ_FORMATS_<FAMILY>`, `CQ_TILES_<FAMILY>`, and `CQ_QUANTIZE_<FAMILY>` if weights
+    /// are quantized to it.
+    const fn without_gemv(name: &'static str, tiles: &'static str, group: usize) -> Self {
+        Self { name, gemv: None, tiles: TileKernels { file: tiles, name, group, several: false } }
     }
 
     /// What a format has that is in all lists of its family.
-    const fn all(name: &'static str, file: &'static str) -> Self {
-        Self { name, gemv: Some(GemvKernels { file, name, group_size: None }) }
+    const fn all(name: &'static str, gemv: &'static str, tiles: &'static str, group: usize) -> Self {
+        let gemv = GemvKernels { file: gemv, name, group_size: None };
+        Self { gemv: Some(gemv), ..Self::without_gemv(name, tiles, group) }
     }
 
     const fn affine(bits: Bits, group_size: usize) -> Self {
-        let (name, file) = integers(bits);
-        Self { name, gemv: Some(GemvKernels { file, name, group_size: Some(group_size) }) }
+        let (name, file, _) = integers(bits);
+        let gemv = GemvKernels { file, name, group_size: Some(group_size) };
+        Self { gemv: Some(gemv), ..Self::symmetric(bits, group_size) }
     }
 
     const fn ggml(format: QuantFormat) -> Option<Self> {
+        const fn k(name: &'static str, group: usize) -> FormatKernels {
+            FormatKernels::all(name, "gemv_k", "tiles_k", group)
+        }
+        const fn iq(name: &'static str, group: usize) -> FormatKernels {
+            FormatKernels::all(name, "gemv_iq", "tiles_iq", group)
+        }
         Some(match format {
-            QuantFormat::Q2_K => Self::all("q2_k", "gemv_k"),
-            QuantFormat::Q3_K => Self::all("q3_k", "gemv_k"),
-            QuantFormat::Q4_K => Self::all("q4_k", "gemv_k"),
-            QuantFormat::Q5_K => Self::all("q5_k", "gemv_k"),
-            QuantFormat::Q6_K => Self::all("q6_k", "gemv_k"),
-            QuantFormat::IQ4_XS => Self::all("iq4_xs", "gemv_iq"),
-            QuantFormat::IQ4_NL => Self::all("iq4_nl", "gemv_iq"),
-            QuantFormat::IQ1_S => Self::all("iq1_s", "gemv_iq"),
-            QuantFormat::IQ1_M => Self::all("iq1_m", "gemv_iq"),
-            QuantFormat::IQ2_XXS => Self::all("iq2_xxs", "gemv_iq"),
-            QuantFormat::IQ2_XS => Self::all("iq2_xs", "gemv_iq"),
-            QuantFormat::IQ3_XXS => Self::all("iq3_xxs", "gemv_iq"),
-            QuantFormat::IQ3_S => Self::all("iq3_s", "gemv_iq"),
+            QuantFormat::Q2_K => k("q2_k", 16),
+            QuantFormat::Q3_K => k("q3_k", 16),
+            QuantFormat::Q4_K => k("q4_k", 32),
+            QuantFormat::Q5_K => k("q5_k", 32),
+            QuantFormat::Q6_K => k("q6_k", 16),
+            QuantFormat::IQ4_XS => iq("iq4_xs", 32),
+            QuantFormat::IQ4_NL => iq("iq4_nl", 32),
+            QuantFormat::IQ1_S => iq("iq1_s", 32),
+            QuantFormat::IQ1_M => iq("iq1_m", 16),
+            QuantFormat::IQ2_XXS => iq("iq2_xxs", 32),
+            QuantFormat::IQ2_XS => iq("iq2_xs", 16),
+            QuantFormat::IQ3_XXS => iq("iq3_xxs", 32),
+            QuantFormat::IQ3_S => iq("iq3_s", 32),
             _ => return None,
         })
     }
 
     /// The kernels of the affine format take the middle code for zero where there are no biases; the GEMV needs them.
-    const fn symmetric(bits: Bits) -> Self {
-        Self::scalar(integers(bits).0)
+    const fn symmetric(bits: Bits, group_size: usize) -> Self {
+        let (name, _, tiles) = integers(bits);
+        Self { name, gemv: None, tiles: TileKernels::by_group(name, tiles, group_size) }
     }
 
     pub(super) fn gemv(self) -> Option<GemvKernels> {
@@ -109,9 +132,8 @@ impl FormatKernels {
         Kernel::SimtExperts(self.name)
     }
 
-    /// The tensor-core GEMM of tiles of pairs with their experts.
-    pub(super) fn tiles(self, bf16: bool) -> Kernel {
-        Kernel::Tiles { format: self.name, bf16 }
+    pub(super) fn tiles(self) -> TileKernels {
+        self.tiles
     }
 
     pub(super) fn dequantize(self) -> Kernel {
@@ -123,15 +145,22 @@ impl FormatKernels {
     }
 }
 
-/// Integer codes in the names of kernels, and the file of their GEMV.
-const fn integers(bits: Bits) -> (&'static str, &'static str) {
+impl TileKernels {
+    /// Groups of more than 64 are multiplied as several of 64.
+    const fn by_group(name: &'static str, file: &'static str, group_size: usize) -> Self {
+        Self { file, name, group: if group_size > 32 { 64 } else { 32 }, several: true }
+    }
+}
+
+/// Integer codes in the names of kernels, the file of their GEMV and that of their GEMM.
+const fn integers(bits: Bits) -> (&'static str, &'static str, &'static str) {
     match bits {
-        Bits::One => ("a1", "gemv_affine_1"),
-        Bits::Two => ("a2", "gemv_affine_2"),
-        Bits::Three => ("a3", "gemv_affine_3"),
-        Bits::Four => ("a4", "gemv_affine_4"),
-        Bits::Five => ("a5", "gemv_affine_5"),
-        Bits::Six => ("a6", "gemv_affine_6"),
-        Bits::Eight => ("a8", "gemv_affine_8"),
+        Bits::One => ("a1", "gemv_affine_1", "tiles_affine_narrow"),
+        Bits::Two => ("a2", "gemv_affine_2", "tiles_affine_narrow"),
+        Bits::Three => ("a3", "gemv_affine_3", "tiles_affine_narrow"),
+        Bits::Four => ("a4", "gemv_affine_4", "tiles_affine_wide"),
+        Bits::Five => ("a5", "gemv_affine_5", "tiles_affine_wide"),
+        Bits::Six => ("a6", "gemv_affine_6", "tiles_affine_wide"),
+        Bits::Eight => ("a8", "gemv_affine_8", "tiles_affine_wide"),
     }
 }

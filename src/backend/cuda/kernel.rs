@@ -1,7 +1,7 @@
 //! The kernels of `cuda/` by name.
 
 use super::bindings::{CQ_ATTEND_THREADS, CQ_THREADS};
-use super::formats::GemvKernels;
+use super::formats::{GemvKernels, TileKernels};
 use std::fmt;
 
 /// A kernel of `cuda/`. Those of a format have its name in them; [`super::formats`] makes them.
@@ -24,11 +24,13 @@ pub(super) enum Kernel {
     Embed,
     /// The fp32 matmul of tiles of pairs with their experts.
     SimtExperts(&'static str),
-    /// The same on tensor cores.
+    /// The tensor-core GEMM of up to `columns` rows of x at a time, also of tiles of pairs with their experts.
     Tiles {
-        format: &'static str,
-        bf16: bool,
+        format: TileKernels,
+        columns: usize,
     },
+    /// x as that takes it.
+    TilesX,
     SortPairs,
     WeightedSum,
     /// Which experts a token uses.
@@ -40,6 +42,11 @@ pub(super) enum Kernel {
     },
     /// The same in f32.
     AttendF32,
+    /// Attention of several new tokens of each sequence, on tensor cores.
+    AttendPrompt {
+        head_dim: usize,
+        bf16: bool,
+    },
     Dequantize(&'static str),
     Quantize(&'static str),
     FillBias,
@@ -68,10 +75,12 @@ impl Kernel {
         match self {
             Self::Gemv { format, .. } | Self::GemvExperts(format) => format.file,
             Self::Simt(_) | Self::SimtExperts(_) => "simt",
-            Self::Tiles { .. } => "tiles",
+            Self::Tiles { format, .. } => format.file,
+            Self::TilesX => "tiles_x",
             Self::SortPairs | Self::WeightedSum => "experts",
             Self::Route => "route",
             Self::Attend { .. } | Self::AttendF32 => "attend",
+            Self::AttendPrompt { .. } => "attend_prompt",
             Self::Dequantize(_) => "dequantize",
             Self::Quantize(_) => "quantize",
             Self::FillBias => "fill_bias",
@@ -84,7 +93,7 @@ impl Kernel {
 
     /// Threads of a block.
     pub(super) fn threads(self) -> u32 {
-        let attends = matches!(self, Self::Attend { .. } | Self::AttendF32);
+        let attends = matches!(self, Self::Attend { .. } | Self::AttendF32 | Self::AttendPrompt { .. });
         if attends {
             CQ_ATTEND_THREADS
         } else {
@@ -92,14 +101,20 @@ impl Kernel {
         }
     }
 
+    /// Whether a block may have all shared memory of a multiprocessor, if need be.
+    pub(super) fn may_stay_alone(self) -> bool {
+        matches!(self, Self::Tiles { .. } | Self::AttendPrompt { .. })
+    }
+
     /// Whether it may start before the kernel ahead of it in the stream has finished, for which it
     /// waits itself.
     pub(super) fn starts_early(self) -> bool {
         match self {
             Self::Gemv { .. } | Self::GemvExperts(_) | Self::Simt(_) | Self::SimtExperts(_) => true,
-            Self::Tiles { .. } | Self::SortPairs | Self::WeightedSum | Self::Sample(_) => true,
+            Self::Tiles { .. } | Self::TilesX | Self::SortPairs | Self::WeightedSum | Self::Sample(_) => true,
             Self::Route | Self::Dense { .. } | Self::Embed => true,
-            Self::Attend { .. } | Self::AttendF32 | Self::Norm | Self::Order | Self::Elementwise => true,
+            Self::Attend { .. } | Self::AttendF32 | Self::AttendPrompt { .. } => true,
+            Self::Norm | Self::Order | Self::Elementwise => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
     }
@@ -113,9 +128,8 @@ impl fmt::Display for Kernel {
             Self::GemvExperts(format) => write!(f, "gemv_{format}_experts"),
             Self::Simt(format) => write!(f, "simt_{format}"),
             Self::SimtExperts(format) => write!(f, "simt_{format}_experts"),
-            Self::Tiles { format, bf16 } => {
-                write!(f, "tiles_{format}_{}", if *bf16 { "bf16" } else { "f16" })
-            }
+            Self::Tiles { format, columns } => write!(f, "tiles_{format}_c{columns}"),
+            Self::TilesX => f.write_str("tiles_x"),
             Self::Dense { rows } => write!(f, "dense_m{rows}"),
             Self::Embed => f.write_str("embed"),
             Self::SortPairs => f.write_str("experts_sort"),
@@ -123,6 +137,9 @@ impl fmt::Display for Kernel {
                 write!(f, "attend_{}_d{head_dim}", if *bf16 { "bf16" } else { "f16" })
             }
             Self::AttendF32 => f.write_str("attend_f32"),
+            Self::AttendPrompt { head_dim, bf16 } => {
+                write!(f, "attend_prompt_{}_d{head_dim}", if *bf16 { "bf16" } else { "f16" })
+            }
             Self::WeightedSum => f.write_str("experts_sum"),
             Self::Route => f.write_str("route"),
             Self::Dequantize(format) => write!(f, "dequantize_{format}"),
@@ -149,6 +166,15 @@ impl fmt::Display for GemvKernels {
     }
 }
 
+impl fmt::Display for TileKernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.several {
+            true => write!(f, "{}_g{}", self.name, self.group),
+            false => f.write_str(self.name),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::attend::{self, HEAD_DIMS};
@@ -159,6 +185,7 @@ mod tests {
     use super::super::formats::FormatKernels;
     use super::super::gemv::{ExpertGemv, Gemv, GemvShape, Outputs};
     use super::super::plan;
+    use super::super::tiles::{self, SharedBytes};
     use super::*;
     use crate::QuantFormat;
     use serde_json::json;
@@ -178,18 +205,22 @@ mod tests {
     fn launched() -> Vec<Kernel> {
         let mut kernels = vec![Kernel::SortPairs, Kernel::WeightedSum, Kernel::FillBias, Kernel::Absmax];
         kernels.extend([Kernel::AttendF32, Kernel::Norm, Kernel::Order, Kernel::Elementwise, Kernel::Route]);
-        kernels.push(Kernel::Embed);
+        kernels.extend([Kernel::Embed, Kernel::TilesX]);
         kernels.extend(plan::DENSE_ROWS_OF_X.map(|rows| Kernel::Dense { rows }));
         let halves = [false, true];
         kernels.extend(
             HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })),
+        );
+        kernels.extend(
+            HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::AttendPrompt { head_dim, bf16 })),
         );
         use SampleKernel::{Draw, Largest, Logits, Weights};
         kernels.extend([Largest, Logits, Weights, Draw].map(Kernel::Sample));
         for format in formats() {
             let of_format = FormatKernels::of(format).unwrap();
             kernels.extend([of_format.dequantize(), of_format.simt(), of_format.simt_experts()]);
-            kernels.extend([of_format.tiles(true), of_format.tiles(false)]);
+            let of_tiles = of_format.tiles();
+            kernels.extend(tiles::COLUMNS.map(|columns| Kernel::Tiles { format: of_tiles, columns }));
             if QuantFormat::all().contains(&format.with_biases()) {
                 kernels.push(of_format.quantize());
             }
@@ -241,24 +272,24 @@ mod tests {
 
     /// The most shared memory of a block on an H200, by the programming guide's "technical specifications per compute capability".
     const H200_SHARED_BYTES: usize = (228 << 10) / 2 - (1 << 10);
+    const H200: SharedBytes = SharedBytes { of_two: H200_SHARED_BYTES, of_one: 227 << 10 };
 
     /// The most shared memory that a launch asks for.
     fn most_shared_bytes(kernel: Kernel) -> usize {
         match kernel {
             Kernel::Gemv { .. } | Kernel::GemvExperts(_) => H200_SHARED_BYTES,
             Kernel::Simt(_) | Kernel::SimtExperts(_) => CQ_SIMT_SHARED_BYTES as usize,
-            Kernel::Tiles { .. } => {
-                formats().into_iter().map(plan::tile_shared_bytes).max().expect("a format")
-            }
+            Kernel::Tiles { format, columns } => tiles::most_shared_bytes(format, columns, H200),
             Kernel::SortPairs => plan::sort_shared_bytes(plan::MOST_GROUPED_EXPERTS),
             Kernel::Attend { head_dim, .. } => {
                 let stages = [2, 1].map(|stages| attend::shared_bytes(kernel, head_dim, stages));
                 stages.into_iter().find(|bytes| *bytes <= H200_SHARED_BYTES).expect("a tile fits")
             }
             Kernel::AttendF32 => attend::shared_bytes(kernel, 256, 1),
+            Kernel::AttendPrompt { head_dim, .. } => attend::prompt_shared_bytes(head_dim),
             Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
             Kernel::Sample(_) => CQ_SAMPLE_SHARED_BYTES as usize,
-            Kernel::Norm | Kernel::Order => CQ_NORM_SHARED_BYTES as usize,
+            Kernel::Norm | Kernel::Order | Kernel::TilesX => CQ_NORM_SHARED_BYTES as usize,
             Kernel::Dense { rows } => plan::dense_shared_bytes(rows),
             Kernel::Route => plan::route_shared_bytes(CQ_MOST_ROUTED_EXPERTS as usize),
             Kernel::WeightedSum | Kernel::Dequantize(_) | Kernel::FillBias | Kernel::Absmax => 0,
@@ -324,7 +355,10 @@ mod tests {
         assert_eq!(Kernel::Gemv { format: gemv(format), rows: 16 }.to_string(), "gemv_a3_g128_m16");
         assert_eq!(Kernel::Gemv { format: gemv(QuantFormat::NVFP4), rows: 1 }.to_string(), "gemv_nvfp4_m1");
         assert_eq!(Kernel::GemvExperts(gemv(format)).to_string(), "gemv_a3_g128_experts");
-        assert_eq!(of_format.tiles(false).to_string(), "tiles_a3_f16");
+        let tiles =
+            |kernels: FormatKernels| Kernel::Tiles { format: kernels.tiles(), columns: 32 }.to_string();
+        assert_eq!(tiles(of_format), "tiles_a3_g64_c32");
+        assert_eq!(tiles(FormatKernels::of(QuantFormat::NVFP4).unwrap()), "tiles_nvfp4_c32");
         assert_eq!(of_format.dequantize().to_string(), "dequantize_a3");
     }
 

@@ -1,8 +1,8 @@
 //! The one place where kernels are launched.
 
 use super::bindings::{
-    CqAbsmax, CqAttend, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts, CqFillBias, CqGemv, CqNorm,
-    CqQuantize, CqRoute, CqSample, CqSimt, CqSortPairs, CqWeightedSum,
+    CqAbsmax, CqAttend, CqAttendPrompt, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts, CqFillBias,
+    CqGemv, CqNorm, CqQuantize, CqRoute, CqSample, CqSimt, CqSortPairs, CqTiles, CqTilesX, CqWeightedSum,
 };
 use super::card::EarlyStart;
 use super::kernel::Kernel;
@@ -30,11 +30,14 @@ params! {
     CqSimt => Kernel::Simt(_),
     CqDense => Kernel::Dense { .. },
     CqEmbed => Kernel::Embed,
-    CqExperts => Kernel::GemvExperts(_) | Kernel::SimtExperts(_) | Kernel::Tiles { .. },
+    CqExperts => Kernel::GemvExperts(_) | Kernel::SimtExperts(_),
+    CqTiles => Kernel::Tiles { .. },
+    CqTilesX => Kernel::TilesX,
     CqSortPairs => Kernel::SortPairs,
     CqWeightedSum => Kernel::WeightedSum,
     CqRoute => Kernel::Route,
     CqAttend => Kernel::Attend { .. } | Kernel::AttendF32,
+    CqAttendPrompt => Kernel::AttendPrompt { .. },
     CqDequantize => Kernel::Dequantize(_),
     CqQuantize => Kernel::Quantize(_),
     CqFillBias => Kernel::FillBias,
@@ -76,7 +79,7 @@ pub(super) unsafe fn launch<P: Params>(
         return Ok(());
     }
     let loaded = module::load(stream.context(), kernel)?;
-    let most = loaded.card.most_shared_bytes;
+    let most = loaded.most_shared_bytes;
     if grid.shared_bytes > most {
         bail!(
             "{kernel}: {} bytes of shared memory are more than the {most} of a block here",

@@ -9,7 +9,9 @@ use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Address, Locked, View};
 use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
-use super::plan::{self, Route};
+use super::plan::{self, Circumstances, Route};
+use super::tiles::Tiles;
+use super::tiles_call::{self, TilesCall};
 use super::{dequantize, workspace};
 use crate::backend::{unsupported_dtype, Epilogue, NormOfX, Operand};
 use crate::QuantFormat;
@@ -77,9 +79,16 @@ fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usi
             gated: false,
             residual: 0,
         };
-        match plan::route(kernels, operand.weight.format(), m, k, locked.half) {
+        match plan::route(
+            kernels,
+            operand.weight.format(),
+            m,
+            k,
+            locked.circumstances(Card::of(stream.context())?),
+        ) {
             Route::Gemv if matmul.gemv()? => {}
             Route::Gemv | Route::Simt => matmul.simt()?,
+            Route::Tiles => matmul.tiles()?,
             Route::Dense => matmul.dense()?,
         }
     }
@@ -105,8 +114,8 @@ pub(crate) fn fused(
     let locked = LockedOperands::new(operands, x, &stream)?;
     let alike = operands.iter().all(|operand| operand.weight.format() == format);
     let kernels = FormatKernels::of(format)?;
-    let route = plan::route(kernels, format, m, k, locked.half);
-    let fits = route == Route::Gemv && operands.len() <= MOST_WEIGHTS;
+    let route = plan::route(kernels, format, m, k, locked.circumstances(Card::of(stream.context())?));
+    let fits = matches!(route, Route::Gemv | Route::Tiles) && operands.len() <= MOST_WEIGHTS;
     if !(alike && fits) || m == 0 {
         return Ok(None);
     }
@@ -144,8 +153,10 @@ pub(crate) fn fused(
             gated: matches!(epilogue, Epilogue::Swiglu),
             residual: residual.as_ref().map_or(0, Address::get),
         };
-        if !matmul.gemv()? {
-            return Ok(None);
+        match route {
+            Route::Tiles => matmul.tiles()?,
+            _ if !matmul.gemv()? => return Ok(None),
+            _ => {}
         }
     }
     let tensor =
@@ -182,8 +193,8 @@ struct LockedOperands<'a> {
     x: View<'a>,
     /// A copy of x, if it was not.
     realigned: Option<(CudaStorage, Layout)>,
-    /// Whether x, scales and biases are of 16 bits or less: what the tensor cores take.
-    half: bool,
+    /// Whether scales and biases are of 16 bits or less: what the tensor cores take.
+    narrow_scales: bool,
 }
 
 /// Addresses of all that.
@@ -199,11 +210,16 @@ impl<'a> LockedOperands<'a> {
         }
         let realigned = x.realigned(stream)?;
         Ok(Self {
-            half: x.dtype() != DType::F32 && operands.iter().all(|operand| has_narrow_scales(operand.weight)),
+            narrow_scales: operands.iter().all(|operand| has_narrow_scales(operand.weight)),
             realigned: realigned.map(|copy| (copy, Layout::contiguous(x.layout.shape()))),
             operands: operands.iter().map(|operand| LockedOperand::new(*operand)).collect(),
             x,
         })
+    }
+
+    fn circumstances(&self, card: Card) -> Circumstances {
+        let half = self.x.dtype() != DType::F32;
+        Circumstances { half, narrow_scales: self.narrow_scales, fast_cublas: card.fast_cublas }
     }
 
     fn hold<'b>(&'b self, stream: &'b CudaStream) -> Result<Held<'b>> {
@@ -253,7 +269,7 @@ impl Matmul<'_> {
             operands: self.operands,
             y: self.y,
             gated: self.gated,
-            finish: if self.gated { CqFinish { activation: CQ_ACTIVATION_SILU, ..PLAIN } } else { PLAIN },
+            finish: self.finish(),
             residual: self.residual,
         };
         let card = Card::of(self.stream.context())?;
@@ -271,6 +287,54 @@ impl Matmul<'_> {
             unsafe { launch(self.stream, kernel, grid, &params)? };
         }
         Ok(true)
+    }
+
+    fn finish(&self) -> CqFinish {
+        match self.gated {
+            true => CqFinish { activation: CQ_ACTIVATION_SILU, ..PLAIN },
+            false => PLAIN,
+        }
+    }
+
+    /// x is brought into the order of tensor cores once, for all weights.
+    fn tiles(&self) -> Result<()> {
+        let card = Card::of(self.stream.context())?;
+        let (size, terms) = (self.bytes_of_x(), tiles_call::terms(self.x_dtype));
+        let of_launch = tiles_call::rows_of_launch(self.k, self.x_dtype);
+        for first in (0..self.m).step_by(of_launch) {
+            let rows = of_launch.min(self.m - first);
+            let row = |address: u64, columns: usize| address + (first * columns * size) as u64;
+            let x = (row(self.x, self.k), self.x_dtype);
+            // SAFETY: x is held, has so many rows, which begin at multiples of 16 bytes, since K is a multiple of 16.
+            let x = unsafe { tiles_call::prepare(self.stream, self.format, x, (rows, self.k), self.norm)? };
+            let of_call = if self.gated { self.operands.len() } else { 1 };
+            for (index, (operands, y)) in self.operands.chunks(of_call).zip(self.y).enumerate() {
+                let Some(operand) = operands.first() else { continue };
+                let columns = operand.matrix.rows as usize;
+                let residual = if index == 0 { self.residual } else { 0 };
+                let call = TilesCall {
+                    format: self.format,
+                    x,
+                    operands,
+                    y: row(*y, columns),
+                    y_dtype: self.x_dtype,
+                    m: rows,
+                    gating: tiles_call::plain_gating(self.gated),
+                    finish: self.finish(),
+                    residual: if residual == 0 { 0 } else { row(residual, columns) },
+                    pairs: None,
+                };
+                let plan = Tiles::plan(
+                    self.format,
+                    self.kernels.tiles(),
+                    rows * terms,
+                    tiles_call::shared_bytes(card),
+                );
+                // SAFETY: as for the GEMV.
+                unsafe { call.launch(self.stream, plan)? };
+            }
+        }
+        Ok(())
     }
 
     /// One weight at a time, of any alignment.

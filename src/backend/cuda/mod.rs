@@ -28,9 +28,11 @@ mod quantize;
 mod sample;
 mod scratch;
 mod step;
+mod tiles;
+mod tiles_call;
 mod workspace;
 
-pub(crate) use attention::attend;
+pub(crate) use attention::{attend, attend_prompt, attends_to_prompts};
 pub(crate) use backward::matmul_backward;
 pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;

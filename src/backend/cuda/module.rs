@@ -17,6 +17,8 @@ include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
 pub(super) struct Loaded {
     pub(super) function: CudaFunction,
     pub(super) card: Card,
+    /// The most that a launch may ask for.
+    pub(super) most_shared_bytes: usize,
 }
 
 /// By context: what is in it keeps the context alive, so that its address stays its own.
@@ -49,13 +51,14 @@ pub(super) fn load(context: &Arc<CudaContext>, kernel: Kernel) -> Result<Loaded>
     let function = module.load_function(&kernel.to_string()).w();
     let function = function.map_err(|error| error.context(format!("looking up the kernel {kernel}")))?;
     let card = Card::of(context)?;
-    let most_shared_bytes = i32::try_from(card.most_shared_bytes).unwrap_or(i32::MAX);
+    let most_shared_bytes =
+        if kernel.may_stay_alone() { card.all_shared_bytes } else { card.most_shared_bytes };
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    let allowed = function.set_attribute(attribute, most_shared_bytes).w();
+    let allowed = function.set_attribute(attribute, i32::try_from(most_shared_bytes).unwrap_or(i32::MAX)).w();
     allowed.map_err(|error| {
         error.context(format!("asking for {most_shared_bytes} bytes of shared memory for {kernel}"))
     })?;
-    let loaded = Loaded { function, card };
+    let loaded = Loaded { function, card, most_shared_bytes };
     cache.kernels.insert((device, kernel), loaded.clone());
     Ok(loaded)
 }

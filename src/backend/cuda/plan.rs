@@ -1,6 +1,6 @@
 //! Which kernels multiply: pure arithmetic on shapes, so that cards of one kind agree bit for bit.
 
-use super::bindings::{CQ_DENSE_NUMBERS, CQ_SCAN_SHARED_BYTES, CQ_THREADS, CQ_TILE_COLUMNS};
+use super::bindings::{CQ_DENSE_NUMBERS, CQ_SCAN_SHARED_BYTES, CQ_THREADS};
 use super::formats::FormatKernels;
 use super::gemv::GemvShape;
 use crate::QuantFormat;
@@ -8,17 +8,13 @@ use crate::QuantFormat;
 /// Threads of every block of every kernel.
 pub(super) const THREADS: u32 = CQ_THREADS;
 
-/// The most rows of x for which the GEMV multiplies the packed weights, up to 16 rows in each launch. With more it is
-/// cheaper to dequantize them once for a dense GEMM.
-///
-/// Computed, not measured: a launch moves 1.3 times the packed weight, the other way the packed weight,
-/// 2 bytes of each weight to memory, and half of that back.
-const MOST_GEMV_ROWS: [(usize, usize); 7] =
-    [(1, 128), (2, 128), (3, 112), (4, 96), (5, 80), (6, 64), (8, 48)];
-
-/// As [`MOST_GEMV_ROWS`] for the SIMT kernel, which reads a weight again for each 8 rows of x and is
-/// limited by arithmetic. Computed, not measured.
+/// Rows of x for which the fp32 kernel, which reads a weight again for each 8 of them, is used where the tile kernels are not.
+/// Computed, not measured.
 const MOST_SIMT_ROWS: usize = 64;
+
+/// The most rows of x of 16 bits for which tile kernels are faster than dequantized weights and cuBLAS, on cards where cuBLAS has
+/// faster instructions. Computed, not measured.
+const MOST_TILE_ROWS: usize = 448;
 
 /// Bytes for a part of dequantized weights, of which the next one is dequantized meanwhile: most of the two stays in a
 /// cache of 50 MB.
@@ -27,30 +23,52 @@ pub(super) const SCRATCH_BYTES: usize = 32 << 20;
 /// How a matmul is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// Tensor cores on the packed weights; SIMT if they are not aligned for it.
+    /// Tensor cores on the packed weights, for few rows of x; SIMT if they are not aligned for it.
     Gemv,
+    /// Tensor cores on the packed weights, for more.
+    Tiles,
     /// fp32 on the packed weights.
     Simt,
     /// Dequantized weights, some rows at a time, and cuBLAS.
     Dense,
 }
 
-/// The route of a format with these kernels. `half` says that x, scales and biases are all of 16 bits (or bytes):
-/// what the tensor cores take.
-pub(super) fn route(kernels: FormatKernels, format: QuantFormat, m: usize, k: usize, half: bool) -> Route {
-    // Formats of fewer rows in a launch read the weight again for as many more.
-    let of_launch = GemvShape::most_rows(format).min(8);
-    let (packed, most) = match half && kernels.gemv().is_some() {
-        true => (Route::Gemv, MOST_GEMV_ROWS.iter().find(|(of, _)| *of == format.bits())),
-        false => (Route::Simt, None),
-    };
+/// What decides about a route beside shapes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Circumstances {
+    /// Whether x has 16 bits.
+    pub(super) half: bool,
+    /// Whether scales and biases have 16 bits or less: what tensor cores take.
+    pub(super) narrow_scales: bool,
+    pub(super) fast_cublas: bool,
+}
+
+/// The route of `m` rows of x, of `k` elements.
+pub(super) fn route(
+    kernels: FormatKernels,
+    format: QuantFormat,
+    m: usize,
+    k: usize,
+    circumstances: Circumstances,
+) -> Route {
+    let Circumstances { half, narrow_scales, fast_cublas } = circumstances;
     // With rows so long that the scratch holds but few, a dense GEMM is slower at any M.
-    match m > most.map_or(MOST_SIMT_ROWS, |(_, rows)| *rows * of_launch / 8) && SCRATCH_BYTES / (k * 4) >= 16
-    {
-        true => Route::Dense,
-        false => packed,
+    let has_room = SCRATCH_BYTES / (k * 4) >= 16;
+    if !narrow_scales {
+        return if m > MOST_SIMT_ROWS && has_room { Route::Dense } else { Route::Simt };
+    }
+    let has_gemv = half && kernels.gemv().is_some();
+    let most_of_gemv = if has_gemv { GemvShape::most_rows(format) } else { MOST_GEMV_ROWS };
+    match m {
+        _ if m <= most_of_gemv.min(MOST_GEMV_ROWS) && has_gemv => Route::Gemv,
+        _ if m <= most_of_gemv.min(MOST_GEMV_ROWS) => Route::Simt,
+        _ if half && fast_cublas && m > MOST_TILE_ROWS && has_room => Route::Dense,
+        _ => Route::Tiles,
     }
 }
+
+/// The most rows of x that are not multiplied in tiles, whose columns come in sixteens.
+const MOST_GEMV_ROWS: usize = 8;
 
 /// The largest power of two, in bytes, that divides all these addresses.
 pub(super) fn common_alignment(addresses: impl IntoIterator<Item = usize>) -> usize {
@@ -123,29 +141,16 @@ pub(super) fn dense_shared_bytes(rows_of_x: usize) -> usize {
     (numbers + THREADS as usize / 32 * rows_of_x) * size_of::<f32>()
 }
 
-/// Rows of x that a block of the tile kernels multiplies.
-pub(super) const TILE_COLUMNS: usize = CQ_TILE_COLUMNS as usize;
-
 /// Rows of a weight, of gate and up those of both, for each block of the SIMT kernels.
 pub(super) const SIMT_ROWS: usize = 32;
 
-/// The most tiles, whatever experts tokens choose.
-pub(super) fn most_tiles(pairs: usize, experts: usize) -> usize {
-    pairs / TILE_COLUMNS + (experts + 1).min(pairs)
-}
-
-/// Shared memory of the tile kernels: two steps of x, and which rows these are.
-pub(super) fn tile_shared_bytes(format: QuantFormat) -> usize {
-    // Four lanes of whole words.
-    let step = match (format.group_size(), format.bits() % 2) {
-        (16, 0) => 4 * 16,
-        _ => 4 * 32,
-    };
-    2 * TILE_COLUMNS * step * 2 + TILE_COLUMNS * size_of::<u32>()
+/// The most tiles of so many pairs each, whatever experts tokens choose.
+pub(super) fn most_tiles(pairs: usize, experts: usize, pairs_of_tile: usize) -> usize {
+    pairs / pairs_of_tile + (experts + 1).min(pairs)
 }
 
 /// Shared memory of a block on any card, without asking for more.
-const ALWAYS_SHARED_BYTES: usize = 48 << 10;
+pub(super) const ALWAYS_SHARED_BYTES: usize = 48 << 10;
 
 /// The most shared memory that launches plan with for a block: half of a multiprocessor's, so that the kernel that
 /// comes next has room beside this one. A card gives a block `of_block` bytes at most, a multiprocessor has
@@ -157,24 +162,35 @@ pub(super) fn most_shared_bytes(of_block: usize, of_multiprocessor: usize, reser
 
 #[cfg(test)]
 mod tests {
+    use super::super::tiles::Tiles;
     use super::*;
 
     #[test]
-    fn many_rows_of_x_are_a_dense_gemm() {
-        let of = |format, m, k, half| route(FormatKernels::of(format).unwrap(), format, m, k, half);
-        let route = |m, k, half| of(QuantFormat::affine(4, 64).unwrap(), m, k, half);
-        assert_eq!(route(1, 4096, true), Route::Gemv);
-        assert_eq!(route(96, 4096, true), Route::Gemv);
-        assert_eq!(route(97, 4096, true), Route::Dense);
-        assert_eq!(route(8, 4096, false), Route::Simt);
-        assert_eq!(route(65, 4096, false), Route::Dense);
-        assert_eq!(route(4096, 1 << 22, true), Route::Gemv);
-        // Four rows in a launch.
-        assert_eq!(of(QuantFormat::Q6_K, 32, 4096, true), Route::Gemv);
-        assert_eq!(of(QuantFormat::Q6_K, 33, 4096, true), Route::Dense);
-        for format in QuantFormat::all() {
-            assert!(MOST_GEMV_ROWS.iter().any(|(bits, _)| *bits == format.bits()), "{format}");
-        }
+    fn few_rows_of_x_are_a_gemv_more_are_tiles_and_many_a_dense_gemm() {
+        let of = |format, m, k, (half, narrow_scales, fast_cublas)| {
+            let circumstances = Circumstances { half, narrow_scales, fast_cublas };
+            route(FormatKernels::of(format).unwrap(), format, m, k, circumstances)
+        };
+        let affine = QuantFormat::affine(4, 64).unwrap();
+        let route = |m, circumstances| of(affine, m, 4096, circumstances);
+        const HOPPER: (bool, bool, bool) = (true, true, true);
+        let of_hopper = [1, 8, 9, 448, 449].map(|m| route(m, HOPPER));
+        assert_eq!(of_hopper, [Route::Gemv, Route::Gemv, Route::Tiles, Route::Tiles, Route::Dense]);
+        assert_eq!(route(4096, (true, true, false)), Route::Tiles);
+        assert_eq!(
+            [8, 9, 4096].map(|m| route(m, (false, true, true))),
+            [Route::Simt, Route::Tiles, Route::Tiles]
+        );
+        assert_eq!(
+            [8, 64, 65].map(|m| route(m, (true, false, true))),
+            [Route::Simt, Route::Simt, Route::Dense]
+        );
+        assert_eq!(of(affine, 4096, 1 << 22, HOPPER), Route::Tiles);
+        assert_eq!(of(affine, 4096, 1 << 22, (true, false, true)), Route::Simt);
+        // Four rows in a launch of the GEMV.
+        assert_eq!([4, 5].map(|m| of(QuantFormat::Q6_K, m, 4096, HOPPER)), [Route::Gemv, Route::Tiles]);
+        // No GEMV.
+        assert_eq!([8, 9].map(|m| of(QuantFormat::NF4, m, 4096, HOPPER)), [Route::Simt, Route::Tiles]);
     }
 
     #[test]
@@ -190,16 +206,6 @@ mod tests {
             }
         }
         assert_eq!((rows_of_scratch(14336, 2), rows_of_scratch(5120, 2)), (1024, 3072));
-    }
-
-    #[test]
-    fn a_format_without_a_gemv_takes_the_simt_kernel() {
-        let format = QuantFormat::NF4;
-        let nf4 = FormatKernels::of(format).unwrap();
-        for m in [1, 2, 8, 40, 64] {
-            assert_eq!([true, false].map(|half| route(nf4, format, m, 4096, half)), [Route::Simt; 2]);
-        }
-        assert_eq!(route(nf4, format, 65, 4096, true), Route::Dense);
     }
 
     /// Compute capability 7.5, 8.0, 8.6 (8.9 and 12.0 alike) and 9.0 (10.0 alike), by the table "technical specifications per compute
@@ -220,7 +226,10 @@ mod tests {
         for top_k in [1, 2, 3, 8, 100, 5000, 1 << 17] {
             let (ungrouped, grouped) = (tokens_of_launch(false, top_k), tokens_of_launch(true, top_k));
             assert!((1..=4096).contains(&ungrouped) && (1..=MOST_BLOCKS).contains(&grouped), "{top_k}");
-            assert!(most_tiles(grouped * top_k, MOST_GROUPED_EXPERTS) <= MOST_BLOCKS, "{top_k}");
+            // Of f32, two rows of halves for each pair.
+            let (pairs, experts) = (grouped * top_k, MOST_GROUPED_EXPERTS);
+            let columns = Tiles::columns_for_experts((2 * pairs).div_ceil(experts));
+            assert!(most_tiles(pairs, experts, columns / 2) <= MOST_BLOCKS, "{top_k}");
         }
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct Workspace {
     arrivals: Buffer,
     /// What launches of a draw tell each other; zero between draws.
     draws: Buffer,
+    /// x as tile kernels take it.
+    x_of_tiles: Buffer,
     /// Weights dequantized for a dense GEMM.
     scratch: [Buffer; 2],
     /// Dequantizes, if there is more than one part.
@@ -71,6 +73,7 @@ impl Workspace {
             partial: Buffer::default(),
             arrivals: Buffer::default(),
             draws: Buffer::default(),
+            x_of_tiles: Buffer::default(),
             scratch: Default::default(),
             side: None,
             captured: false,
@@ -115,9 +118,14 @@ impl Workspace {
         Ok(self.stream.capture_status().w()? != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    fn buffers(&mut self) -> [&mut Buffer; 5] {
+    /// Room for x as tile kernels take it.
+    pub(super) fn x_of_tiles(&mut self, bytes: usize) -> Result<u64> {
+        self.x_of_tiles.at_least(bytes, &self.stream)
+    }
+
+    fn buffers(&mut self) -> [&mut Buffer; 6] {
         let [first, second] = &mut self.scratch;
-        [&mut self.partial, &mut self.arrivals, &mut self.draws, first, second]
+        [&mut self.partial, &mut self.arrivals, &mut self.draws, &mut self.x_of_tiles, first, second]
     }
 
     /// Whether somebody beside this workspace holds the stream: a device, a tensor, a graph.

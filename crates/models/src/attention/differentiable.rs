@@ -56,7 +56,7 @@ impl Attention {
                 Ok(ops::attention(&q, &k, &v, &mut KvCache::new(config)?, options)?)
             }
             Cache::OnDevice(_) => {
-                let visible = Visible::new(0, q.dim(1)?, window, q.device())?;
+                let visible = Visible::new(0, q.dim(1)?, window, q.device());
                 let scores = Scores { scale: self.scale, softcap: self.softcap, sinks: self.sinks.as_ref() };
                 OnDevice::new(config)?.attend([&q, &k, &v], Some(&visible), &scores)
             }
@@ -89,7 +89,8 @@ impl Heads {
         let step = (self.scores / (batch * heads * len).max(1)).clamp(1, len.max(1));
         for start in (0..len).step_by(step) {
             let count = step.min(len - start);
-            let Visible { first, keys, mask } = Visible::new(start, count, self.window, q.device())?;
+            let visible = Visible::new(start, count, self.window, q.device());
+            let (first, keys) = (visible.first, visible.keys);
             let part = |x: &Tensor| {
                 x.narrow(3, start, count)?.contiguous()?.reshape((batch, kv_heads, shared * count, head_dim))
             };
@@ -97,7 +98,7 @@ impl Heads {
             let seen = |x: &Tensor| x.narrow(2, first, keys)?.contiguous();
             let (k, v) = (seen(&k)?, seen(&v)?);
             let how = Scores { scale: self.scale, softcap: self.softcap, sinks: self.sinks.as_ref() };
-            let weights = weights_of_keys(&scaled, &k, count, mask.as_ref(), &how)?;
+            let weights = weights_of_keys(&scaled, &k, count, visible.mask()?, &how)?;
             let of_weights = (grad.matmul(&v.t()?)? * &weights)?;
             let sums = of_weights.sum_keepdim(D::Minus1)?;
             let mut of_scores = (of_weights - weights.broadcast_mul(&sums)?)?;
@@ -140,9 +141,9 @@ mod tests {
             x.reshape((5, 4, 7, 8))
         };
         let scores = (by_head(q)?.matmul(&repeated(k)?.t()?)? * heads.scale)?;
-        let mask = Visible::new(0, 7, heads.window, &Device::Cpu)?.mask.unwrap();
+        let visible = Visible::new(0, 7, heads.window, &Device::Cpu);
         let how = Scores { scale: heads.scale, softcap: heads.softcap, sinks: None };
-        let mut scores = how.capped(scores)?.broadcast_add(&mask)?;
+        let mut scores = how.capped(scores)?.broadcast_add(visible.mask()?.unwrap())?;
         if let Some(sinks) = &heads.sinks {
             let sinks = sinks.reshape((1, 4, 1, 1))?.broadcast_as((5, 4, 7, 1))?;
             scores = Tensor::cat(&[&scores, &sinks.contiguous()?], D::Minus1)?;

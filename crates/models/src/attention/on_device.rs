@@ -1,9 +1,11 @@
-//! Attention on devices: of one new token by a kernel where there is one, else by candle's operations.
+//! Attention on devices: by kernels where there are some, else by candle's operations.
 
 use super::options;
 use crate::config::Window;
 use candle_core::{bail, DType, Device, Result, Tensor, D};
 use candle_quant::{ops, DeviceKvCache, KvCacheConfig};
+use std::cell::OnceCell;
+use std::ops::Range;
 
 /// Keys and values in the dtype of activations, of the whole text.
 #[derive(Debug)]
@@ -25,22 +27,27 @@ impl OnDevice {
         scores: &Scores,
     ) -> Result<Tensor> {
         let options = options(scores.scale, scores.softcap, scores.sinks);
-        if let Some(y) = ops::decode_attention(q, k, v, &mut self.cache, options)? {
+        let y = match q.dim(1)? {
+            1 => ops::decode_attention(q, k, v, &mut self.cache, options)?,
+            _ => ops::prefill_attention(q, k, v, &mut self.cache, options)?,
+        };
+        if let Some(y) = y {
             return Ok(y);
         }
         let [k, v] = self.cache.append(k, v)?;
         let q = q.transpose(1, 2)?.contiguous()?;
         let (batch, heads, len, head_dim) = q.dims4()?;
         let kv_heads = k.dim(1)?;
-        let Some(&Visible { first, keys, ref mask }) = visible else {
+        let Some(visible) = visible else {
             bail!("attention on a device: expected what its tokens see, found none")
         };
-        let (k, v) = (k.narrow(2, first, keys)?, v.narrow(2, first, keys)?);
+        let [k, v] = [k, v].map(|rows| rows.narrow(2, visible.first, visible.keys));
+        let (k, v) = (k?, v?);
 
         // The query heads that share a key head become rows of one matrix: keys are never repeated.
         let rows = heads / kv_heads * len;
         let q = (q * scores.scale)?.reshape((batch, kv_heads, rows, head_dim))?;
-        let weights = weights_of_keys(&q, &k, len, mask.as_ref(), scores)?;
+        let weights = weights_of_keys(&q, &k, len, visible.mask()?, scores)?;
         weights
             .to_dtype(q.dtype())?
             .matmul(&v)?
@@ -102,29 +109,44 @@ pub(in super::super) struct Visible {
     pub(super) first: usize,
     /// How many there are from it on.
     pub(super) keys: usize,
-    /// What is added to the scores `[.., len, keys]`. One query sees all that is left: it needs none.
-    pub(super) mask: Option<Tensor>,
+    queries: Range<usize>,
+    window: Option<Window>,
+    device: Device,
+    mask: OnceCell<Tensor>,
 }
 
 impl Visible {
     /// For `len` queries from position `offset` on. Each sees itself and the keys before it, within the window.
-    pub fn new(offset: usize, len: usize, window: Option<Window>, device: &Device) -> Result<Self> {
-        let first_seen = |position: usize| match window {
-            None => 0,
-            Some(Window { tokens, is_chunked: true }) => position - position % tokens.max(1),
-            Some(Window { tokens, is_chunked: false }) => (position + 1).saturating_sub(tokens),
-        };
-        let first = first_seen(offset);
-        let keys = offset + len - first;
-        let values = || -> Vec<f32> {
+    pub fn new(offset: usize, len: usize, window: Option<Window>, device: &Device) -> Self {
+        let first = first_seen(offset, window);
+        let (queries, device) = (offset..offset + len, device.clone());
+        Self { first, keys: offset + len - first, queries, window, device, mask: OnceCell::new() }
+    }
+
+    /// What is added to the scores `[.., len, keys]`; made when it is first asked for. One query sees all that is left: it needs
+    /// none.
+    pub(super) fn mask(&self) -> Result<Option<&Tensor>> {
+        let len = self.queries.len();
+        if len > 1 && self.mask.get().is_none() {
             let of_query = |query: usize| {
-                let seen = first_seen(query)..query + 1;
-                (first..first + keys).map(move |key| if seen.contains(&key) { 0. } else { f32::NEG_INFINITY })
+                let seen = first_seen(query, self.window)..query + 1;
+                let keys = self.first..self.first + self.keys;
+                keys.map(move |key| if seen.contains(&key) { 0f32 } else { f32::NEG_INFINITY })
             };
-            (offset..offset + len).flat_map(of_query).collect()
-        };
-        let mask = (len > 1).then(|| Tensor::from_vec(values(), (len, keys), device)).transpose()?;
-        Ok(Self { first, keys, mask })
+            let values: Vec<f32> = self.queries.clone().flat_map(of_query).collect();
+            // Another thread cannot have been here meanwhile.
+            let _ = self.mask.set(Tensor::from_vec(values, (len, self.keys), &self.device)?);
+        }
+        Ok(self.mask.get())
+    }
+}
+
+/// The first key that a query at this position sees.
+fn first_seen(position: usize, window: Option<Window>) -> usize {
+    match window {
+        None => 0,
+        Some(Window { tokens, is_chunked: true }) => position - position % tokens.max(1),
+        Some(Window { tokens, is_chunked: false }) => (position + 1).saturating_sub(tokens),
     }
 }
 
@@ -137,8 +159,8 @@ mod tests {
         let x = f32::NEG_INFINITY;
         let visible = |offset, len, tokens: Option<usize>| {
             let window = tokens.map(|tokens| Window { tokens, is_chunked: false });
-            let visible = Visible::new(offset, len, window, &Device::Cpu).unwrap();
-            let mask = visible.mask.map(|mask| mask.to_vec2::<f32>().unwrap());
+            let visible = Visible::new(offset, len, window, &Device::Cpu);
+            let mask = visible.mask().unwrap().map(|mask| mask.to_vec2::<f32>().unwrap());
             (visible.first, visible.keys, mask)
         };
         assert_eq!(visible(0, 2, None), (0, 2, Some(vec![vec![0., x], vec![0., 0.]])));
@@ -149,8 +171,8 @@ mod tests {
         assert_eq!(visible(5, 1, Some(9)), (0, 6, None));
         // Chunks of three: the first query is the last of its own.
         let chunks = Some(Window { tokens: 3, is_chunked: true });
-        let Visible { first, keys, mask } = Visible::new(5, 2, chunks, &Device::Cpu).unwrap();
-        let mask = mask.unwrap().to_vec2::<f32>().unwrap();
-        assert_eq!((first, keys, mask), (3, 4, vec![vec![0., 0., 0., x], vec![x, x, x, 0.]]));
+        let visible = Visible::new(5, 2, chunks, &Device::Cpu);
+        let mask = visible.mask().unwrap().unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!((visible.first, visible.keys, mask), (3, 4, vec![vec![0., 0., 0., x], vec![x, x, x, 0.]]));
     }
 }

@@ -126,11 +126,7 @@ impl AttendCall {
             }
             Positions::Known { position, settled, .. } => (0, position, settled),
         };
-        // Logits are of base 2; with a cap, a score is first what tanh takes.
-        let (scale, cap) = match self.softcap.map(f64::from) {
-            None => (f64::from(self.scale) * LOG2_E, 0.),
-            Some(cap) => (f64::from(self.scale) / cap, cap * LOG2_E),
-        };
+        let (scale, cap) = logit_factors(self.scale, self.softcap);
         // One beyond the cache is none.
         let window = self.window.filter(|window| *window < self.capacity).map_or(0, |window| window.max(1));
         Ok(CqAttend {
@@ -162,10 +158,21 @@ impl AttendCall {
             pairs: u32_of("pairs", pairs)?,
             interleaved: self.turns.interleaved.into(),
             turns_first: self.turns_first.into(),
-            scale: scale as f32,
-            cap: cap as f32,
+            scale,
+            cap,
         })
     }
+}
+
+/// By what kernels multiply scores, and where these end, if they do. Logits are of base 2; with a cap, a score is first what tanh
+/// takes.
+pub(in super::super) fn logit_factors(scale: f32, softcap: Option<f32>) -> (f32, f32) {
+    let scale = f64::from(scale);
+    let (scale, cap) = match softcap.map(f64::from) {
+        None => (scale * LOG2_E, 0.),
+        Some(cap) => (scale / cap, cap * LOG2_E),
+    };
+    (scale as f32, cap as f32)
 }
 
 fn head_norm(norm: Option<HeadNormCall>, head_dim: usize) -> Result<CqHeadNorm> {

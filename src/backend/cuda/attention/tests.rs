@@ -152,6 +152,8 @@ fn heads_are_normalized_and_turned() {
 #[test]
 fn what_does_not_fit_is_refused() {
     let card = Card {
+        all_shared_bytes: 227 << 10,
+        fast_cublas: true,
         most_shared_bytes: 113 << 10,
         multiprocessors: 132,
         bf16: true,

@@ -44,14 +44,12 @@ impl Builder<'_> {
             }
         };
         let stacks = [self.stack(&block.gate)?, self.stack(&block.up)?];
-        let dtype = self.dtype;
-        let half = |stacks: &[&StackProjection]| {
-            dtype != DType::F32 && stacks.iter().all(|stack| has_narrow_scales(&stack.weight))
-        };
+        let narrow =
+            |stacks: &[&StackProjection]| stacks.iter().all(|stack| has_narrow_scales(&stack.weight));
         let gate_up = ExpertsCall {
             stacks: &stacks,
             format: block.up.weight.format(),
-            half: half(&[&block.gate, &block.up]),
+            narrow_scales: narrow(&[&block.gate, &block.up]),
             experts: block.routing.experts,
             rows: block.up.rows,
             k: self.plan.hidden,
@@ -83,7 +81,7 @@ impl Builder<'_> {
         let down = ExpertsCall {
             stacks: &down_stack,
             format: block.down.weight.format(),
-            half: half(&[&block.down]),
+            narrow_scales: narrow(&[&block.down]),
             rows: self.plan.hidden,
             k: block.down.k,
             gating: None,

@@ -1,0 +1,7 @@
+// tiles_<format>_{c32,c128}: see tiles.cuh.
+#include "tiles.cuh"
+
+CQ_TILES_MX(CQ_TILES_KERNELS)
+CQ_TILES_NVFP4(CQ_TILES_KERNELS)
+CQ_TILES_FP8(CQ_TILES_KERNELS)
+CQ_TILES_NF4(CQ_TILES_KERNELS)

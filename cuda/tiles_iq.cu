@@ -1,0 +1,4 @@
+// tiles_<format>_{c32,c128}: see tiles.cuh.
+#include "tiles.cuh"
+
+CQ_TILES_IQ(CQ_TILES_KERNELS)

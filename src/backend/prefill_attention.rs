@@ -1,0 +1,65 @@
+//! Attention of several new tokens to a cache on a device.
+
+use super::attention::AttentionOptions;
+use super::cuda;
+use super::decode_attention::checked;
+use crate::known::without_gradient;
+use crate::tensor::{DeviceKvCache, KvCacheConfig};
+use crate::Result;
+use candle_core::Tensor;
+
+/// What new tokens attend with, whose keys and values the cache has already.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct NewTokens<'a> {
+    /// `[B, T, heads, head_dim]`.
+    pub(crate) q: &'a Tensor,
+    /// `[heads]` in f32.
+    pub(crate) sinks: Option<&'a Tensor>,
+    pub(crate) scale: f32,
+    pub(crate) softcap: Option<f32>,
+    /// Of the first one, from the beginning of the text, the same for all sequences.
+    pub(crate) position: usize,
+    /// What of the cache they see.
+    pub(crate) config: &'a KvCacheConfig,
+}
+
+/// Appends the keys and values of several new tokens of each sequence, a prompt or a part of one, to a cache, and attends to all
+/// that it then holds, as [`attention`](super::attention) does on the CPU. No matrix of scores and no mask exists.
+///
+/// * `q`: `[B, T, heads, head_dim]`, with positions already in them (RoPE).
+/// * `k`, `v`: `[B, T, kv_heads, head_dim]`, of the same dtype.
+///
+/// The result is `[B, T, heads * head_dim]`; none, and then no token is appended, if there is no kernel for it: on other devices
+/// than CUDA's, for other dtypes than F16 and BF16, of heads of other sizes than 64, 80, 96, 128 and 256, or on a card with too
+/// little shared memory for them. Scores and softmax are f32, outputs are rounded once, and are the same on any card of one kind. A
+/// single token of each sequence takes [`decode_attention`](super::decode_attention), which divides its keys among more blocks. There
+/// is no gradient.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit, options name sequences, of which all have tokens here, sequences of the cache have not
+/// the same length, or there is no room for the tokens ([`Error::OutOfCache`](crate::Error::OutOfCache)).
+pub fn prefill_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    cache: &mut DeviceKvCache,
+    options: AttentionOptions,
+) -> Result<Option<Tensor>> {
+    let (sizes, sinks) = checked([q, k, v], cache, &options)?;
+    if sizes.batch == 0 || sizes.tokens == 0 || !cuda::attends_to_prompts(q)? {
+        return Ok(None);
+    }
+    let position = cache.len();
+    cache.append(k, v)?;
+    let (rows, _) = cache.room_for(k, 0)?;
+    let tokens = NewTokens {
+        q,
+        sinks: sinks.as_ref(),
+        scale: options.scale,
+        softcap: options.softcap,
+        position,
+        config: cache.config(),
+    };
+    let y = cuda::attend_prompt(&rows, &tokens)?;
+    Ok(Some(without_gradient("kv-cache-attention", &[q, k, v], y)?))
+}
