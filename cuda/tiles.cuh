@@ -217,12 +217,12 @@ template <class Shape> struct TileSums {
     float of[Shape::ROW_TILES][Shape::COLUMN_TILES][4] = {};
 };
 
-// Adds the products of one pass, the first or second (`number`) of two. `weights` begins at the lane's first row, at the pass; `x` at
-// its column of the warp's first tile, for even and for odd numbers of 32 elements, the two passes `behind`; `sums_of_x` at its
-// columns there, at the pass.
+// Adds the products of one pass. `weights` begins at the lane's first row, `x`, of each 32 elements, at its column of the warp's first
+// tile, and `sums_of_x` at its columns there, all at the pass.
 template <class Format, class Shape>
-__device__ __forceinline__ void multiply_pass(TileSums<Shape> &sums, const LaneScales<Format, Shape> &lane, const PassScales<Shape> &pass, const unsigned char *weights, const uint4 *const (&x)[2], uint32_t behind,
-                                              const float *sums_of_x, uint32_t tiles_of_warp, int number, int t) {
+__device__ __forceinline__ void multiply_pass(TileSums<Shape> &sums, const LaneScales<Format, Shape> &lane, const PassScales<Shape> &pass,
+                                              const unsigned char *weights, const uint4 *const (&x)[Shape::OCTETS],
+                                              const float *sums_of_x, uint32_t tiles_of_warp, int t) {
     constexpr int HALVES = HALVES_OF_WEIGHT<Format>;
     float scale[Shape::ROW_TILES][2][Shape::GROUPS], bias[Shape::ROW_TILES][2][Shape::GROUPS];
     uint32_t a[Shape::OCTETS][2][HALVES][Shape::ROW_TILES][4];
@@ -260,8 +260,7 @@ __device__ __forceinline__ void multiply_pass(TileSums<Shape> &sums, const LaneS
         for (int j = 0; j < TOGETHER; ++j)
 #pragma unroll
             for (int octet = 0; octet < Shape::OCTETS; ++octet) {
-                const int of_two = number * Shape::OCTETS + octet;
-                const uint4 four = x[of_two % 2][behind + (first + j) * 8 * (CQ_TILE_K / 8) + of_two * 4];
+                const uint4 four = x[octet][(first + j) * 8 * (CQ_TILE_K / 8)];
                 b[j][octet][0] = four.x, b[j][octet][1] = four.y, b[j][octet][2] = four.z, b[j][octet][3] = four.w;
             }
 #pragma unroll
@@ -330,20 +329,18 @@ __device__ __forceinline__ void multiply_steps(const CqTiles &p, const TileMemor
         __syncthreads();  // all have this step, and have multiplied the one before
         start_next();
         const unsigned char *weights = memory.weights(stage) + first_place * Shape::ROW_BYTES;
-        const uint4 *const of_column = memory.x(stage) + memory.eight(first_column + g, 0, t);
-        const uint4 *const x[2] = {of_column, of_column - g % 2 * 8};
+        const uint4 *x = memory.x(stage);
         const float *sums_of_x = memory.sums_of_x(stage) + first_column + 2 * t;
-        // Two at a time: for more there are no registers.
-#pragma unroll 1
-        for (int done = 0; done < Shape::PASSES; done += 2)
+#pragma unroll(Shape::PASSES_AT_ONCE)
+        for (int i = 0; i < Shape::PASSES; ++i) {
+            pass = next_pass;
+            lane_scales.load(next_pass, step * CQ_TILE_K + (i + 1) * Shape::PASS);
+            const uint4 *of_pass[Shape::OCTETS];
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                pass = next_pass;
-                lane_scales.load(next_pass, step * CQ_TILE_K + (done + i + 1) * Shape::PASS);
-                multiply_pass<Format, Shape>(sums, lane_scales, pass, weights + (done + i) * (Shape::PASS / 8 * Format::BITS), x,
-                                             done * Shape::OCTETS * 4, sums_of_x + (done + i) * Shape::GROUPS * Shape::COLUMNS,
-                                             columns_of_warp / 8, i, t);
-            }
+            for (int octet = 0; octet < Shape::OCTETS; ++octet) of_pass[octet] = x + memory.eight(first_column + g, i * Shape::OCTETS + octet, t);
+            multiply_pass<Format, Shape>(sums, lane_scales, pass, weights + i * (Shape::PASS / 8 * Format::BITS), of_pass,
+                                         sums_of_x + i * Shape::GROUPS * Shape::COLUMNS, columns_of_warp / 8, t);
+        }
         stage = stage + 1 == memory.stages ? 0 : stage + 1;
     }
     wait_for_copies<0>();

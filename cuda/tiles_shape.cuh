@@ -18,6 +18,7 @@ template <class Format, int GROUP_, int COLUMNS_> struct TileShape {
     static constexpr int PASS = GROUP > 32 ? GROUP : 32;  // weights of a row between two loads of scales
     static constexpr int OCTETS = PASS / 32;              // of a lane
     static constexpr int PASSES = CQ_TILE_K / PASS;
+    static constexpr int PASSES_AT_ONCE = COLUMNS > 32 ? 2 : 1;  // two blocks have no registers for more
     static constexpr int GROUPS = PASS / GROUP;           // of a pass
     static constexpr int GROUPS_OF_STEP = CQ_TILE_K / GROUP;
 

@@ -19,7 +19,8 @@ COPY_BYTES = 16
 
 # So that a kernel that starts early finds room beside the one ahead.
 BLOCKS_OF_MULTIPROCESSOR = 2
-# But for products of many rows of x, of which a block has all registers.
+TILES = r"tiles_.*_c\d+"
+# Of products of many rows of x a block has all registers.
 STAYS_ALONE = r"tiles_.*_c128"
 
 
@@ -89,7 +90,7 @@ def measure(kernel, launches):
         measured.hmma_chain = loop.hmma_chain
         measured.instructions_per_hmma = len(loop.body) / loop.count("HMMA")
         return measured, complaints + copy_complaints(kernel)
-    gemv, tiles = Gemv.from_name(kernel.name), kernel.name.startswith("tiles_")
+    gemv, tiles = Gemv.from_name(kernel.name), re.fullmatch(TILES, kernel.name)
     if not gemv and not tiles:
         return measured, complaints
     loop = kernel.loop_of_tiles() if tiles else kernel.hot_loop()
@@ -97,7 +98,7 @@ def measure(kernel, launches):
         return measured, complaints + ["no loop that loads weights and multiplies them on tensor cores"]
     measured.hmma_chain = loop.hmma_chain
     if tiles:
-        measured.instructions_per_hmma = instructions_per_hmma(loop)
+        measured.instructions_per_hmma = instructions_per_hmma(kernel.name, loop)
         widest = max(copy.load_bytes for copy in loop.body if copy.name == "LDGSTS")
         # Narrow ones are of sums of x, and of weights that are not aligned.
         return measured, complaints + ([] if widest == COPY_BYTES else [f"copies of {widest} bytes at most, not {COPY_BYTES}"])
@@ -112,11 +113,18 @@ def measure(kernel, launches):
     return measured, complaints
 
 
-def instructions_per_hmma(loop):
-    """Of a step of the tile kernels. Passes of 32 weights are two trips of a loop within it."""
+# HMMA of a step of the tile kernels, by how many columns they take; formats of a table have two halves for each weight.
+HMMA_OF_STEP = {"c32": 32, "c128": 128}
+FORMATS_OF_TWO_HALVES = ("nf4", "fp4")
+
+
+def instructions_per_hmma(name, loop):
+    """Of a step of the tile kernels, whose passes may be trips of a loop within it."""
+    _, format_, *_, columns = name.split("_")
+    hmma = HMMA_OF_STEP[columns] * (2 if format_ in FORMATS_OF_TWO_HALVES else 1)
     passes = [inner for inner in loop.inner_loops if inner.count("HMMA")]
-    instructions = len(loop.body) + sum(len(inner.body) for inner in passes)
-    return instructions / (loop.count("HMMA") + sum(inner.count("HMMA") for inner in passes))
+    more_trips = hmma // loop.count("HMMA") - 1
+    return (len(loop.body) + more_trips * sum(len(inner.body) for inner in passes)) / hmma
 
 
 def memory_complaints(kernel):

@@ -71,18 +71,20 @@ class Measuring(unittest.TestCase):
         self.assertIn("15 HMMA", complaints_of(kernel(body=BODY[:-1]))[0])
 
     def test_tiles(self):
-        measured, complaints = measure(kernel(name="tiles_a4_g64_c128", body=[COPY, *BODY], registers=255), LAUNCHES)
-        self.assertEqual((complaints, measured.instructions_per_hmma, measured.hot_loop), ([], 45 / 16, None))
-        budget = {"registers": 255, "instructions_per_hmma": 2.7, "hmma_chain": 16}
-        self.assertEqual(compare("tiles_a4_g64_c128", measured, {"goals": {}, "kernels": {"tiles_a4_g64_c128": budget}}),
-                         ["2.8125 instructions per HMMA, budget 2.7"])
-        # Two blocks of few columns.
-        few = kernel(name="tiles_a4_g64_c32", body=[COPY, *BODY], registers=129)
-        self.assertEqual(complaints_of(few), ["129 registers: no two blocks fit a multiprocessor"])
-        # Passes are trips of a loop within.
+        body = [COPY, *BODY, *[BODY[-1]] * 16]  # 32 HMMA
+        measured, complaints = measure(kernel(name="tiles_a4_g64_c32", body=body, registers=128), LAUNCHES)
+        self.assertEqual((complaints, measured.instructions_per_hmma, measured.hot_loop), ([], 61 / 32, None))
+        budget = {"registers": 128, "instructions_per_hmma": 1.8, "hmma_chain": 32}
+        self.assertEqual(compare("tiles_a4_g64_c32", measured, {"goals": {}, "kernels": {"tiles_a4_g64_c32": budget}}),
+                         ["1.9062 instructions per HMMA, budget 1.8"])
+        self.assertEqual(complaints_of(kernel(name="tiles_a4_g64_c32", body=body, registers=129)),
+                         ["129 registers: no two blocks fit a multiprocessor"])
+        # Of many columns one block; passes are trips of a loop within: eight of 16 HMMA.
         passes = [COPY, f"inner: {BODY[0]}", *BODY[1:], "@P2 BRA inner"]
-        measured, _ = measure(kernel(name="tiles_a4_g32_c128", body=passes), LAUNCHES)
-        self.assertEqual(measured.instructions_per_hmma, (46 + 44) / 32)
+        measured, complaints = measure(kernel(name="tiles_a4_g32_c128", body=passes, registers=255), LAUNCHES)
+        self.assertEqual((complaints, measured.instructions_per_hmma), ([], (46 + 7 * 44) / 128))
+        measured, _ = measure(kernel(name="tiles_nf4_c32", body=passes), LAUNCHES)
+        self.assertEqual(measured.instructions_per_hmma, (46 + 3 * 44) / 64)
 
     def test_width_of_copies(self):
         narrow = COPY.replace("128", "64")
