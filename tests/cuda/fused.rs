@@ -126,6 +126,24 @@ fn gated_products() {
     }
 }
 
+/// Scales of two dtypes, which one launch does not take.
+#[test]
+fn gated_products_of_weights_that_differ() {
+    let Some(device) = device() else { return };
+    let [gate, up] = [(DType::F16, 553), (DType::BF16, 554)].map(|(dtype, seed)| {
+        let weight = random(&[50, 128], KINDS[0], dtype, seed);
+        let there = Linear::from_quant(weight.to_device(&device).unwrap(), None);
+        Layer { weight, bias: None, there }
+    });
+    for m in [1, 20] {
+        let x = tensor(&[m, 128], 555).to_dtype(DType::BF16).unwrap();
+        let product = nn::swiglu(&gate.there, &up.there, &x.to_device(&device).unwrap()).unwrap();
+        let expected = gates_times_ups(&gate.expected(&x), &up.expected(&x), |g| g / (1. + (-g).exp()));
+        let error = crate::packed::relative_error(&flat(&product), &expected.products);
+        assert!(error < 1e-2, "M={m}: {error:.2e}");
+    }
+}
+
 fn gates_times_ups(gates: &Expected, ups: &Expected, silu: impl Fn(f64) -> f64) -> Expected {
     gates.clone().map(|i, gate| silu(gate) * ups.products[i])
 }

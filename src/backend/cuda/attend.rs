@@ -123,7 +123,7 @@ pub(super) fn prompt_kernel(
 pub(super) fn prompt_shared_bytes(head_dim: usize) -> usize {
     let keys = if head_dim > 128 { 32 } else { 64 };
     let key_row = ((2 * head_dim).div_ceil(64) | 1) * 64;
-    let value_row = (head_dim / 8 | 1) * 16;
+    let value_row = ((head_dim / 8) | 1) * 16;
     2 * keys * (key_row + value_row)
 }
 

@@ -11,8 +11,8 @@ use super::gemv_call::PLAIN;
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked, View};
-use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
-use super::tiles::Tiles;
+use super::operand::{are_alike, has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
+use super::tiles::{self, Tiles};
 use super::tiles_call::{self, SortedPairs, TilesCall};
 use super::{plan, workspace};
 use crate::backend::{ChosenExperts, Operand};
@@ -142,7 +142,8 @@ impl Call<'_> {
         let gate_up = ExpertsCall {
             stacks: of_gate_up,
             format: gate.weight.format(),
-            narrow_scales: narrow(&[gate, up]),
+            narrow_scales: narrow(&[gate, up])
+                && are_alike(&of_gate_up.iter().map(|stack| stack.0).collect::<Vec<_>>()),
             experts: self.experts,
             rows: inner,
             k: hidden,
@@ -237,7 +238,8 @@ impl Call<'_> {
 
     /// The outputs of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
     fn all_pairs(&self, of: &ExpertsCall, sorted: u64) -> Result<()> {
-        if let Some(columns) = self.columns.filter(|_| of.narrow_scales) {
+        let fits = of.narrow_scales && tiles::can_index(of.format, self.experts * of.rows, of.k);
+        if let Some(columns) = self.columns.filter(|_| fits) {
             return self.tiles(of, sorted, columns);
         }
         let (kernel, mut grid, mut params) = of.simt()?;

@@ -8,9 +8,9 @@ use super::gemv_call::{FusedNorm, GemvCall, GemvLaunch, MOST_WEIGHTS, PLAIN};
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Address, Locked, View};
-use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
+use super::operand::{are_alike, has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
 use super::plan::{self, Circumstances, Route};
-use super::tiles::Tiles;
+use super::tiles::{self, Tiles};
 use super::tiles_call::{self, TilesCall};
 use super::{dequantize, workspace};
 use crate::backend::{unsupported_dtype, Epilogue, NormOfX, Operand};
@@ -88,7 +88,8 @@ fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usi
         ) {
             Route::Gemv if matmul.gemv()? => {}
             Route::Gemv | Route::Simt => matmul.simt()?,
-            Route::Tiles => matmul.tiles()?,
+            Route::Tiles if tiles::can_index(operand.weight.format(), n, k) => matmul.tiles()?,
+            Route::Tiles => matmul.simt()?,
             Route::Dense => matmul.dense()?,
         }
     }
@@ -115,7 +116,11 @@ pub(crate) fn fused(
     let alike = operands.iter().all(|operand| operand.weight.format() == format);
     let kernels = FormatKernels::of(format)?;
     let route = plan::route(kernels, format, m, k, locked.circumstances(Card::of(stream.context())?));
-    let fits = matches!(route, Route::Gemv | Route::Tiles) && operands.len() <= MOST_WEIGHTS;
+    let can_index = |operand: &Operand| {
+        tiles::can_index(format, operand.weight.dims().first().copied().unwrap_or_default(), k)
+    };
+    let has_kernel = route == Route::Gemv || (route == Route::Tiles && operands.iter().all(can_index));
+    let fits = has_kernel && operands.len() <= MOST_WEIGHTS;
     if !(alike && fits) || m == 0 {
         return Ok(None);
     }
@@ -128,6 +133,10 @@ pub(crate) fn fused(
     {
         let held = locked.hold(&stream)?;
         let pointers = held.operands.iter().map(|operand| operand.pointers(0)).collect::<Result<Vec<_>>>()?;
+        let gated = matches!(epilogue, Epilogue::Swiglu);
+        if gated && !are_alike(&pointers) {
+            return Ok(None);
+        }
         let residual = epilogue.residual().map(Locked::new);
         let residual = residual.as_ref().map(|residual| residual.view()?.address(&stream)).transpose()?;
         let locked_norm = norm.map(|norm| (Locked::new(norm.weight), norm.eps));
@@ -150,13 +159,13 @@ pub(crate) fn fused(
             norm: norm.as_ref().map(|(weight, eps)| FusedNorm { weight: weight.get(), eps: *eps }),
             operands: &pointers,
             y: &y,
-            gated: matches!(epilogue, Epilogue::Swiglu),
+            gated,
             residual: residual.as_ref().map_or(0, Address::get),
         };
         match route {
             Route::Tiles => matmul.tiles()?,
-            _ if !matmul.gemv()? => return Ok(None),
-            _ => {}
+            Route::Gemv | Route::Simt | Route::Dense if !matmul.gemv()? => return Ok(None),
+            Route::Gemv | Route::Simt | Route::Dense => {}
         }
     }
     let tensor =

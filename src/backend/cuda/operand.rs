@@ -202,3 +202,9 @@ pub(super) fn has_narrow_scales(weight: &QuantTensor) -> bool {
     let narrow = |tensor: &Tensor| tensor.dtype() != DType::F32;
     narrow(weight.scales()) && weight.biases().is_none_or(narrow)
 }
+
+/// Whether scales are of one dtype, and biases: what kernels of two weights that are joined go by.
+pub(super) fn are_alike(operands: &[OperandPointers]) -> bool {
+    let dtypes = |operand: &OperandPointers| (operand.matrix.scale_dtype, operand.matrix.biases_dtype);
+    operands.iter().all(|operand| operands.first().is_some_and(|first| dtypes(first) == dtypes(operand)))
+}

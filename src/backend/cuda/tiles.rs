@@ -83,6 +83,12 @@ impl Tiles {
     }
 }
 
+/// Whether the kernels, which count words and groups of all experts in 32 bits, can find so many rows.
+pub(super) fn can_index(format: QuantFormat, rows: usize, k: usize) -> bool {
+    let of_row = (k * format.bits() / 32).max(k / format.group_size());
+    rows.checked_mul(of_row).is_some_and(|all| all <= u32::MAX as usize)
+}
+
 /// K as rows of halves have it.
 pub(super) fn padded(k: usize) -> usize {
     k.next_multiple_of(K)
@@ -171,8 +177,11 @@ mod tests {
                 for halves in (1..=300).chain([448, 1024, 4096]) {
                     let plan = Tiles::plan(format, kernels, halves, card);
                     assert!(plan.shared_bytes <= card.of_one, "{format} {halves} {plan:?}");
-                    assert!(plan.columns <= plan.most_columns && plan.columns % 16 == 0, "{format} {plan:?}");
-                    assert!(halves <= 32 || plan.columns % 32 == 0, "{format} {plan:?}");
+                    assert!(
+                        plan.columns <= plan.most_columns && plan.columns.is_multiple_of(16),
+                        "{format} {plan:?}"
+                    );
+                    assert!(halves <= 32 || plan.columns.is_multiple_of(32), "{format} {plan:?}");
                 }
             }
             let plan = Tiles::plan(format, kernels, 128, CARDS[3]);
@@ -202,6 +211,14 @@ mod tests {
             assert_eq!(columns(halves), of, "{halves}");
         }
         assert_eq!([0, 3, 16, 17, 40, 500].map(Tiles::columns_for_experts), [32, 32, 32, 64, 96, 128]);
+    }
+
+    #[test]
+    fn weights_of_more_than_16_gib_are_left_to_others() {
+        let format = QuantFormat::affine(8, 64).unwrap();
+        let rows_of_16_gib = (1 << 34) / 4096;
+        assert!(can_index(format, rows_of_16_gib - 1, 4096) && !can_index(format, rows_of_16_gib, 4096));
+        assert!(!can_index(format, usize::MAX, 4096));
     }
 
     /// The kernels' own header, compiled for the host, has the same numbers.

@@ -35,9 +35,10 @@ pub(super) struct PreparedX {
 
 /// Halves that a number is the sum of: of an f32 one does not have enough digits.
 pub(super) fn terms(x_dtype: DType) -> usize {
-    match x_dtype {
-        DType::F32 => 2,
-        _ => 1,
+    if x_dtype == DType::F32 {
+        2
+    } else {
+        1
     }
 }
 
