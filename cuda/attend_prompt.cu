@@ -2,7 +2,8 @@
 // (CqAttendPrompt), on tensor cores.
 //
 // Grid (blocks of rows, key heads of all sequences). A row is a query: those of one token by all heads that share the key head,
-// then those of the next token. A block has 64 rows, a warp 16, and goes through the keys that any of them sees, KEYS at a time,
+// then those of the next token. A block has 64 rows, a warp 16 (of heads of 256 elements 32, two warps the same 16, of which each
+// has half of the sums: for all there are no registers), and goes through the keys that any of them sees, KEYS at a time,
 // which come through two stages of copies. Scores and softmax are f32: each row keeps its largest logit (of base 2) so far, the
 // sum of weights, and the sums of weighted values. Which keys a row sees is known from its position; there is no mask in memory,
 // and what no row of the block sees is skipped.
@@ -17,8 +18,8 @@ namespace {
 
 using namespace cq;
 
-constexpr int THREADS = CQ_ATTEND_THREADS, ROWS = CQ_PROMPT_ROWS;
-static_assert(ROWS == THREADS / 32 * 16, "sixteen rows for each warp");
+constexpr int THREADS = CQ_ATTEND_THREADS;
+static_assert(CQ_PROMPT_ROWS == THREADS / 32 * 16, "sixteen rows for each warp");
 constexpr float LOG2E = 1.4426950408889634f;
 
 // `src/backend/cuda/attend_prompt.rs` computes the same numbers for the launch.
@@ -32,8 +33,8 @@ template <int D> struct PromptShape {
     static constexpr int STAGE = KEYS * (KEY_ROW + VALUE_ROW);
     static constexpr int COPIES = KEYS * EIGHTS / THREADS;  // of a thread, for keys and for values
     static_assert(KEYS * EIGHTS % THREADS == 0, "threads copy alike");
-    // Of large heads there are no registers for all queries: they are loaded again.
-    static constexpr bool KEEPS_QUERIES = D <= 128;
+    static constexpr int WARPS_OF_ROW = D > 128 ? 2 : 1;  // that share its sums
+    static constexpr int ROWS = THREADS / 32 / WARPS_OF_ROW * 16;
 };
 
 // What the rows of a block see.
@@ -46,8 +47,8 @@ struct PromptRows {
         if (!p.window) return 0;
         return p.chunked ? position - position % p.window : position - min(position, p.window - 1);
     }
-    __device__ __forceinline__ PromptRows(const CqAttendPrompt &p, uint32_t block) {
-        first = block * ROWS, end = min(first + ROWS, p.tokens * p.group);
+    __device__ __forceinline__ PromptRows(const CqAttendPrompt &p, uint32_t block, uint32_t rows) {
+        first = block * rows, end = min(first + rows, p.tokens * p.group);
         first_position = p.position + first / p.group;
         first_key = first_seen(p, first_position), last_key = p.position + (end - 1) / p.group;
     }
@@ -56,10 +57,10 @@ struct PromptRows {
 // A lane's two rows, g and g + 8 of its warp.
 template <int D, bool BF16> struct RowsOfLane {
     using Shape = PromptShape<D>;
-    uint32_t query[2];     // 16 bytes of each, in all queries
+    static constexpr int EIGHTS = Shape::EIGHTS / Shape::WARPS_OF_ROW;  // of the sums of this warp
     uint32_t last_key[2];  // that they see: those of their positions
     uint4 q[2][Shape::CHUNKS];
-    float sums[D / 8][4] = {};  // elements 2t and 2t + 1 of each eight, of row g, then of row g + 8
+    float sums[EIGHTS][4] = {};  // elements 2t and 2t + 1 of each eight, of row g, then of row g + 8
     float largest[2] = {-INFINITY, -INFINITY}, total[2] = {};  // `total` of this lane's keys
 
     __device__ __forceinline__ RowsOfLane(const CqAttendPrompt &p, const PromptRows &rows, uint32_t row0, int t) {
@@ -68,10 +69,12 @@ template <int D, bool BF16> struct RowsOfLane {
             // Rows past the end repeat the last one; their outputs are not stored.
             const uint32_t row = min(row0 + half * 8, rows.end - 1);
             last_key[half] = p.position + row / p.group;
-            query[half] = uint32_t(at(p, row)) * Shape::EIGHTS + t;
-            if constexpr (Shape::KEEPS_QUERIES)
+            const uint4 *from = static_cast<const uint4 *>(p.q) + at(p, row) * Shape::EIGHTS + t;
 #pragma unroll
-                for (int chunk = 0; chunk < Shape::CHUNKS; ++chunk) q[half][chunk] = loaded(p, half, chunk, t);
+            for (int chunk = 0; chunk < Shape::CHUNKS; ++chunk) {
+                q[half][chunk] = make_uint4(0, 0, 0, 0);
+                if (has_chunk(chunk, t)) q[half][chunk] = from[chunk * 4];
+            }
         }
     }
 
@@ -83,26 +86,15 @@ template <int D, bool BF16> struct RowsOfLane {
     }
 
     static __device__ __forceinline__ bool has_chunk(int chunk, int t) { return D % 32 == 0 || chunk * 4 + t < Shape::EIGHTS; }
-    __device__ __forceinline__ uint4 loaded(const CqAttendPrompt &p, int half, int chunk, int t) const {
-        if (!has_chunk(chunk, t)) return make_uint4(0, 0, 0, 0);
-        return static_cast<const uint4 *>(p.q)[query[half] + chunk * 4];
-    }
-    __device__ __forceinline__ uint4 query_chunk(const CqAttendPrompt &p, int half, int chunk, int t) const {
-        if constexpr (Shape::KEEPS_QUERIES)
-            return q[half][chunk];
-        else
-            return loaded(p, half, chunk, t);
-    }
-
     // Scores of eight keys for each of the tiles, as they are multiplied.
-    __device__ __forceinline__ void multiply(float (&s)[Shape::KEYS / 8][4], const CqAttendPrompt &p, const unsigned char *keys, int g, int t) const {
+    __device__ __forceinline__ void multiply(float (&s)[Shape::KEYS / 8][4], const unsigned char *keys, int g, int t) const {
 #pragma unroll
         for (int tile = 0; tile < Shape::KEYS / 8; ++tile)
 #pragma unroll
             for (int i = 0; i < 4; ++i) s[tile][i] = 0;
 #pragma unroll
         for (int chunk = 0; chunk < Shape::CHUNKS; ++chunk) {
-            const uint4 low = query_chunk(p, 0, chunk, t), high = query_chunk(p, 1, chunk, t);
+            const uint4 low = q[0][chunk], high = q[1][chunk];
             const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
             // Tiles do not wait for each other.
 #pragma unroll
@@ -144,7 +136,7 @@ template <int D, bool BF16> struct RowsOfLane {
             const float shrink = exp2_fast(largest[half] - base);
             largest[half] = most[half], total[half] *= shrink;
 #pragma unroll
-            for (int i = 0; i < D / 8; ++i) sums[i][half * 2] *= shrink, sums[i][half * 2 + 1] *= shrink;
+            for (int i = 0; i < EIGHTS; ++i) sums[i][half * 2] *= shrink, sums[i][half * 2 + 1] *= shrink;
             each([&](float &weight, int, int of) {
                 if (of != half) return;
                 weight = exp2_fast(weight - base);
@@ -153,9 +145,9 @@ template <int D, bool BF16> struct RowsOfLane {
         }
     }
 
-    __device__ __forceinline__ void add_values(const float (&weights)[Shape::KEYS / 8][4], const unsigned char *values, int lane) {
+    __device__ __forceinline__ void add_values(const float (&weights)[Shape::KEYS / 8][4], const unsigned char *values, int lane, int part) {
         // Matrices: keys 0-7 and 8-15 with elements 0-7, then with elements 8-15.
-        const unsigned char *row = values + (lane % 8 + lane / 8 % 2 * 8) * Shape::VALUE_ROW + lane / 16 * 16;
+        const unsigned char *row = values + (lane % 8 + lane / 8 % 2 * 8) * Shape::VALUE_ROW + (part * EIGHTS + lane / 16) * 16;
 #pragma unroll
         for (int sixteen = 0; sixteen < Shape::KEYS / 16; ++sixteen) {
             uint32_t rounded[4], rest[4];
@@ -167,7 +159,7 @@ template <int D, bool BF16> struct RowsOfLane {
                 rest[i] = to_pair<BF16>(x - of.x, y - of.y);
             }
 #pragma unroll
-            for (int i = 0; i < D / 16; ++i) {
+            for (int i = 0; i < EIGHTS / 2; ++i) {
                 uint32_t v[4];
                 load_transposed(v, row + sixteen * 16 * Shape::VALUE_ROW + i * 32);
                 mma_m16n8k16<BF16>(sums[2 * i], rounded, v[0], v[1]);
@@ -178,7 +170,7 @@ template <int D, bool BF16> struct RowsOfLane {
         }
     }
 
-    __device__ __forceinline__ void store(const CqAttendPrompt &p, const PromptRows &rows, uint32_t row0, int t) const {
+    __device__ __forceinline__ void store(const CqAttendPrompt &p, const PromptRows &rows, uint32_t row0, int part, int t) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float all = total[half];
@@ -193,9 +185,9 @@ template <int D, bool BF16> struct RowsOfLane {
                 all = __fmaf_rn(all, factor, exp2_fast(sink - most));
             }
             factor = factor / all;
-            uint32_t *to = reinterpret_cast<uint32_t *>(static_cast<uint16_t *>(p.y) + at(p, row) * D) + t;
+            uint32_t *to = reinterpret_cast<uint32_t *>(static_cast<uint16_t *>(p.y) + at(p, row) * D) + part * (EIGHTS * 4) + t;
 #pragma unroll
-            for (int i = 0; i < D / 8; ++i) to[i * 4] = to_pair<BF16>(sums[i][half * 2] * factor, sums[i][half * 2 + 1] * factor);
+            for (int i = 0; i < EIGHTS; ++i) to[i * 4] = to_pair<BF16>(sums[i][half * 2] * factor, sums[i][half * 2 + 1] * factor);
         }
     }
 };
@@ -205,7 +197,7 @@ template <int D> __device__ __forceinline__ void start_keys(const CqAttendPrompt
     using Shape = PromptShape<D>;
     const size_t first = (size_t(blockIdx.y) * p.capacity + key) * (2 * D);
     const unsigned char *keys = static_cast<const unsigned char *>(p.keys) + first, *values = static_cast<const unsigned char *>(p.values) + first;
-#pragma unroll(D > 128 ? 1 : Shape::COPIES)
+#pragma unroll
     for (int i = 0; i < Shape::COPIES; ++i) {
         const uint32_t which = threadIdx.x + i * THREADS, row = which / Shape::EIGHTS, eight = which % Shape::EIGHTS;
         const bool seen = key + row >= rows.first_key && key + row <= rows.last_key;
@@ -223,8 +215,9 @@ template <int D, bool BF16> __device__ __forceinline__ void attend_prompt(const 
     wait_for_earlier_kernels();
     let_next_kernel_start();
     // The longest come first.
-    const PromptRows rows(p, gridDim.x - 1 - blockIdx.x);
-    const uint32_t row0 = rows.first + warp * 16 + g;
+    const PromptRows rows(p, gridDim.x - 1 - blockIdx.x, Shape::ROWS);
+    const int part = warp % Shape::WARPS_OF_ROW;
+    const uint32_t row0 = rows.first + warp / Shape::WARPS_OF_ROW * 16 + g;
     RowsOfLane<D, BF16> found(p, rows, row0, t);
     uint32_t key = rows.first_key / Shape::KEYS * Shape::KEYS;
     uint32_t stage = 0;
@@ -235,14 +228,14 @@ template <int D, bool BF16> __device__ __forceinline__ void attend_prompt(const 
         __syncthreads();  // all have these keys, and have multiplied those before
         if (key + Shape::KEYS <= rows.last_key) start_keys<D>(p, rows, memory + (Shape::STAGE - stage), key + Shape::KEYS);
         float s[Shape::KEYS / 8][4];
-        found.multiply(s, p, memory + stage, g, t);
+        found.multiply(s, memory + stage, g, t);
         // All rows see what lies between what the last one sees first and the first one sees last.
         const bool masked = key + Shape::KEYS - 1 > rows.first_position || key < PromptRows::first_seen(p, rows.last_key);
         found.weigh(s, p, key, masked, t);
-        found.add_values(s, memory + stage + Shape::KEYS * Shape::KEY_ROW, lane);
+        found.add_values(s, memory + stage + Shape::KEYS * Shape::KEY_ROW, lane, part);
         stage = Shape::STAGE - stage;
     }
-    found.store(p, rows, row0, t);
+    found.store(p, rows, row0, part, t);
 }
 
 }  // namespace

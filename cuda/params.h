@@ -380,7 +380,8 @@ typedef struct CqAttend {
 
 /* Attention of `tokens` new tokens of each sequence, at `position` and behind, to a cache that has their keys and values.
  *
- * Rows of heads begin at multiples of 16 bytes. Grid: (ceil(tokens * group / CQ_PROMPT_ROWS), sequences * kv_heads). */
+ * Rows of heads begin at multiples of 16 bytes. Grid: (ceil(tokens * group / CQ_PROMPT_ROWS), sequences * kv_heads); with
+ * heads of 256 elements, a block has half as many rows. */
 typedef struct CqAttendPrompt {
     const void *q;      /* [sequences, tokens, heads, head_dim] */
     const void *keys;   /* [sequences, kv_heads, capacity, head_dim] */

@@ -375,20 +375,22 @@ struct TileOfX {
     __device__ __forceinline__ uint32_t row_of_y(uint32_t i) const { return order ? order[first + i] : first + i; }
 };
 
-// Turns the sums of a tile, `total(column, place)`, into elements of y, by all threads of the block.
+// Turns the sums of a tile, `total(column, place)`, into elements of y, by all threads of the block: each has one row of weights.
 template <class Format, class Total>
-__device__ __forceinline__ void store_tile(const CqTiles &p, const ChosenExpert &expert, const TileRows &rows, const TileOfX &tile, Total total) {
-    const uint32_t outputs = TileRows::of_block(p), all = p.operand[0].matrix.rows;
-    for (uint32_t i = threadIdx.x; i < tile.count * outputs; i += CQ_THREADS) {
-        const uint32_t of_tile = i / outputs, output = i % outputs, place = rows.joined ? output / 8 * 16 + output % 8 : output;
-        const uint32_t row = rows.row(place);
-        if (row >= all) continue;
-        const uint32_t row_of_y = tile.row_of_y(of_tile), row_of_x = row_of_y / p.pairs_of_x * p.terms;
-        auto product = [&](uint32_t operand) {
+__device__ __forceinline__ void store_tile(const CqTiles &p, const ChosenExpert &expert, const TileRows &rows, const TileOfX &tile,
+                                           const uint32_t *rows_of_x, Total total) {
+    const uint32_t outputs = TileRows::of_block(p), output = threadIdx.x & (outputs - 1);
+    const uint32_t place = rows.joined ? output / 8 * 16 + output % 8 : output, row = rows.row(place), all = p.operand[0].matrix.rows;
+    if (row >= all) return;
+    const float scale[2] = {Format::OUT_SCALE * expert.global_scale(p, 0), Format::OUT_SCALE * expert.global_scale(p, 1)};
+    // A bias of -0 changes nothing, not even the sign of a zero.
+    const float bias[2] = {expert.with_bias(p, 0, row, -0.f), expert.with_bias(p, 1, row, -0.f)};
+    for (uint32_t i = threadIdx.x / outputs; i < tile.count; i += CQ_THREADS / outputs) {
+        auto product = [&](int operand) {
             float sum = 0;
-            for (uint32_t term = 0; term < p.terms; ++term)
-                sum = __fmaf_rn(total(of_tile * p.terms + term, place + operand * 8), p.units[row_of_x + term], sum);
-            return expert.with_bias(p, operand, row, sum * (Format::OUT_SCALE * expert.global_scale(p, operand)));
+            for (uint32_t column = i * p.terms; column < (i + 1) * p.terms; ++column)
+                sum = __fmaf_rn(total(column, place + operand * 8), p.units[rows_of_x[column]], sum);
+            return __fadd_rn(sum * scale[operand], bias[operand]);
         };
         float value = product(0);
         if (p.gating == CQ_CLAMPED) {
@@ -399,6 +401,7 @@ __device__ __forceinline__ void store_tile(const CqTiles &p, const ChosenExpert 
         }
         value = finished(p.finish, value);
         const CqOperand &operand = p.operand[0];
+        const uint32_t row_of_y = tile.row_of_y(i);
         if (p.residual) value += load_float(p.residual, size_t(row_of_y) * all + row, p.y_dtype);
         store_float(operand.y, size_t(row_of_y) * operand.y_stride + row, p.y_dtype, expert.exists ? value : not_a_number());
     }
@@ -434,20 +437,25 @@ template <class Format, class Shape> __device__ __forceinline__ void multiply_ti
         __syncthreads();
         multiply_steps<Format, Shape>(p, memory, expert, rows, first, last);
         const float *sums = memory.sums();
+        auto store = [&](auto total) { store_tile<Format>(p, expert, rows, tile, memory.rows_of_x(), total); };
         if (first == 0 && last == steps) {
-            store_tile<Format>(p, expert, rows, tile, [&](uint32_t column, uint32_t place) { return sums[column * Shape::COLUMN_OF_SUMS + place]; });
+            store([&](uint32_t column, uint32_t place) { return sums[column * Shape::COLUMN_OF_SUMS + place]; });
         } else {
             const uint32_t size = p.columns * CQ_TILE_ROWS;
-            // A block has two parts of tiles at most: where its share begins, and where it ends.
-            auto part_of = [&](uint32_t block) { return p.partial + (size_t(block) * 2 + (begin_of(block) < uint64_t(number) * steps)) * size; };
-            float *mine = part_of(blockIdx.x);
+            const uint64_t first_step = uint64_t(number) * steps;
+            const uint32_t first_block = block_of(first_step), more_blocks = block_of(first_step + steps - 1) - first_block;
+            // A block has two parts of tiles at most: where its share begins, and behind, where it ends. It begins in the midst of
+            // this tile, but for the first one.
+            float *const of_first = p.partial + (size_t(first_block) * 2 + (begin_of(first_block) < first_step)) * size;
+            float *const of_others = p.partial + size_t(first_block) * 2 * size;
+            float *mine = blockIdx.x == first_block ? of_first : of_others + size_t(blockIdx.x - first_block) * 2 * size;
             for (uint32_t i = threadIdx.x; i < size; i += CQ_THREADS) mine[i] = sums[i / CQ_TILE_ROWS * Shape::COLUMN_OF_SUMS + i % CQ_TILE_ROWS];
-            const uint32_t first_block = block_of(uint64_t(number) * steps), last_block = block_of(uint64_t(number + 1) * steps - 1);
-            if (last_of_parts(p.arrivals + first_block, last_block - first_block + 1))
-                store_tile<Format>(p, expert, rows, tile, [&](uint32_t column, uint32_t place) {
-                    float sum = 0;
+            if (last_of_parts(p.arrivals + first_block, more_blocks + 1))
+                store([&](uint32_t column, uint32_t place) {
+                    const uint32_t at = column * CQ_TILE_ROWS + place;
+                    float sum = load_again(of_first + at);
 #pragma unroll 4
-                    for (uint32_t block = first_block; block <= last_block; ++block) sum += load_again(part_of(block) + column * CQ_TILE_ROWS + place);
+                    for (uint32_t block = 1; block <= more_blocks; ++block) sum += load_again(of_others + size_t(block) * 2 * size + at);
                     return sum;
                 });
         }

@@ -70,14 +70,13 @@ __device__ __forceinline__ uint4 pairs_in_order(const half (&of)[8], uint32_t or
     for (int i = 0; i < 4; ++i) {
         const int apart = order == CQ_ORDER_SPLIT ? i : order & CQ_ORDER_SPLIT ? i / 2 * 4 + i % 2 : 2 * i;
         const int distance = order == CQ_ORDER_SPLIT ? 4 : order & CQ_ORDER_SPLIT ? 2 : 1;
-        half two[2];
-        two[0] = of[0], two[1] = of[0];
+        half first = of[0], second = of[0];
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            if (j == apart) two[0] = of[j];
-            if (j == apart + distance) two[1] = of[j];
+            if (j == apart) first = of[j];
+            if (j == apart + distance) second = of[j];
         }
-        memcpy(pairs + i, two, sizeof two);
+        pairs[i] = as_bits(__halves2half2(first, second));
     }
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }

@@ -2,7 +2,7 @@
 //! order. Only how many tiles a warp has on their way depends on the card, which changes no bit.
 
 use super::bindings::{
-    CQ_ATTEND_HEADS, CQ_ATTEND_KEYS, CQ_ATTEND_SPLITS, CQ_ATTEND_THREADS, CQ_ATTEND_UNSPLIT,
+    CQ_ATTEND_HEADS, CQ_ATTEND_KEYS, CQ_ATTEND_SPLITS, CQ_ATTEND_THREADS, CQ_ATTEND_UNSPLIT, CQ_PROMPT_ROWS,
 };
 use super::kernel::Kernel;
 use super::plan::MOST_BLOCKS;
@@ -119,6 +119,11 @@ pub(super) fn prompt_kernel(
     (is_half && fits).then_some(Kernel::AttendPrompt { head_dim, bf16: dtype == DType::BF16 })
 }
 
+/// Queries of a block: those of large heads are shared by two warps.
+pub(super) fn prompt_rows(head_dim: usize) -> usize {
+    CQ_PROMPT_ROWS as usize / if head_dim > 128 { 2 } else { 1 }
+}
+
 /// Shared memory of its blocks: two stages of keys and values. `PromptShape` of `cuda/attend_prompt.cu` has the same numbers.
 pub(super) fn prompt_shared_bytes(head_dim: usize) -> usize {
     let keys = if head_dim > 128 { 32 } else { 64 };
@@ -218,7 +223,9 @@ mod tests {
             "#include <cstdio>\nconstexpr int THREADS = {CQ_ATTEND_THREADS};\n{shape}\nint main() {{\n"
         );
         for head_dim in HEAD_DIMS {
-            program += &format!("printf(\"%d\\n\", 2 * PromptShape<{head_dim}>::STAGE);\n");
+            program += &format!(
+                "printf(\"%d %d\\n\", 2 * PromptShape<{head_dim}>::STAGE, PromptShape<{head_dim}>::ROWS);\n"
+            );
         }
         let dir = tempfile::tempdir().unwrap();
         let (file, binary) = (dir.path().join("shape.cpp"), dir.path().join("shape"));
@@ -232,8 +239,8 @@ mod tests {
             .success());
         let told = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
         assert_eq!(
-            told.split_whitespace().collect::<Vec<_>>(),
-            HEAD_DIMS.map(|d| prompt_shared_bytes(d).to_string())
+            told.lines().collect::<Vec<_>>(),
+            HEAD_DIMS.map(|d| format!("{} {}", prompt_shared_bytes(d), prompt_rows(d)))
         );
     }
 }

@@ -1,7 +1,7 @@
 //! Attention of several new tokens of each sequence to a cache that has their keys and values.
 
-use super::super::attend::{prompt_kernel, prompt_shared_bytes};
-use super::super::bindings::{CqAttendPrompt, CQ_PROMPT_ROWS};
+use super::super::attend::{prompt_kernel, prompt_rows, prompt_shared_bytes};
+use super::super::bindings::CqAttendPrompt;
 use super::super::card::Card;
 use super::super::launch::{launch, Grid};
 use super::super::memory::{address_mut, allocate, u32_of, Locked, View};
@@ -32,7 +32,7 @@ pub(crate) fn attend_prompt(cache: &Tensor, tokens: &NewTokens) -> Result<Tensor
         bail!("{count} tokens from {} on in a cache of {capacity} rows", tokens.position);
     }
     let group = heads / kv_heads;
-    let blocks = ((count * group).div_ceil(CQ_PROMPT_ROWS as usize), batch * kv_heads);
+    let blocks = ((count * group).div_ceil(prompt_rows(head_dim)), batch * kv_heads);
     if blocks.1 > MOST_BLOCKS {
         bail!("{batch} sequences with {kv_heads} heads of keys are more than a launch takes");
     }
