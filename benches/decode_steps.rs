@@ -210,7 +210,8 @@ fn attend_to_prompts(options: &Options, device: &Device) -> Result<()> {
     let options_of_attention =
         AttentionOptions { scale: 1. / (head_dim as f32).sqrt(), ..AttentionOptions::default() };
     let random = |tokens, heads| -> Result<Tensor> {
-        Ok(Tensor::randn(0f32, 1., (1, tokens, heads, head_dim), device)?.to_dtype(DType::BF16)?)
+        let numbers = Tensor::randn(0f32, 1., (1, tokens, heads, head_dim), &Device::Cpu)?;
+        Ok(numbers.to_dtype(DType::BF16)?.to_device(device)?)
     };
     let (q, k) = (random(tokens, heads)?, random(tokens, kv_heads)?);
     for context in contexts {

@@ -36,7 +36,6 @@ pub(crate) fn attend_prompt(cache: &Tensor, tokens: &NewTokens) -> Result<Tensor
     if blocks.1 > MOST_BLOCKS {
         bail!("{batch} sequences with {kv_heads} heads of keys are more than a launch takes");
     }
-    u32_of("numbers of queries, by eights", tokens.q.elem_count() / 8)?;
     let locked = Locked::new(tokens.q);
     let realigned = locked.view()?.realigned(&stream)?;
     let layout = Layout::contiguous(tokens.q.shape());
