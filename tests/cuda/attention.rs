@@ -553,6 +553,14 @@ fn prompts_of_several_sequences_with_sinks_and_a_cap() {
     Prompt { case, tokens: 20 }.check(&device);
 }
 
+/// Weights of much the same size: their rounding would be as large as that of outputs.
+#[test]
+fn prompts_that_see_all_keys_alike() {
+    let Some(device) = device() else { return };
+    let case = Case { head_dim: 96, position: 150, softcap: Some(0.3), ..CASE };
+    Prompt { case, tokens: 40 }.check(&device);
+}
+
 /// Nothing is appended then.
 #[test]
 fn prompts_without_a_kernel() {

@@ -132,7 +132,7 @@ fn many_long_rows_of_super_blocks() {
 #[test]
 fn a_product_of_a_product() {
     let Some(device) = device() else { return };
-    for (m, dtype) in [(1, DType::F16), (5, DType::BF16), (3, DType::F32)] {
+    for (m, dtype) in [(1, DType::F16), (5, DType::BF16), (3, DType::F32), (20, DType::BF16)] {
         let [first, second] = [[128, 320], [40, 128]].map(|dims| random(&dims, KINDS[0], DType::F16, 65));
         let x = x(&[m, 320], dtype, 66);
         let [on_first, on_second] = [&first, &second].map(|weight| weight.to_device(&device).unwrap());

@@ -1,7 +1,7 @@
 //! Products with more rows of x than a GEMV takes, in tiles.
 
 use crate::device;
-use crate::expected::{random, Expected, KINDS};
+use crate::expected::{random, symmetric, Expected, KINDS};
 use crate::matmul::{check, x};
 use crate::packed::{bits, flat, reference, relative_error, tensor};
 use candle_core::{DType, Device, Tensor};
@@ -30,9 +30,13 @@ fn every_kind_with_every_number_of_columns() {
 fn blocks_that_share_tiles() {
     let Some(device) = device() else { return };
     for (n, k, m) in [(100, 8192, 20), (8576, 256, 10), (34_000, 64, 9), (40, 8192, 100), (6400, 384, 250)] {
-        for format in [KINDS[0], QuantFormat::NVFP4] {
+        // Of the second, rows of x have factors of their own.
+        for (format, dtype) in [(KINDS[0], DType::F16), (QuantFormat::NVFP4, DType::BF16)] {
             let weight = random(&[n, k], format, DType::F16, 210);
-            check(&device, &weight, &x(&[m, k], DType::F16, 211), None);
+            let sizes: Vec<f32> = (0..m).map(|row| [0.1, 1., 30.][row % 3]).collect();
+            let sizes = Tensor::from_vec(sizes, (m, 1), &Device::Cpu).unwrap();
+            let x = tensor(&[m, k], 211).broadcast_mul(&sizes).unwrap().to_dtype(dtype).unwrap();
+            check(&device, &weight, &x, None);
         }
     }
 }
@@ -77,7 +81,13 @@ fn rows_with_nan_and_infinity() {
             for (row, (expected, found)) in expected.chunks(40).zip(found.chunks(40)).enumerate() {
                 match row {
                     3 => assert!(found.iter().all(|y| y.is_nan()), "{format} {dtype:?}: {found:?}"),
-                    17 => assert!(found.iter().all(|y| !y.is_finite()), "{format} {dtype:?}: {found:?}"),
+                    17 => {
+                        let is_infinity = found.iter().any(|y| y.is_infinite());
+                        assert!(
+                            is_infinity && found.iter().all(|y| !y.is_finite()),
+                            "{format} {dtype:?}: {found:?}"
+                        );
+                    }
                     _ => assert_eq!(found, expected, "{format} {dtype:?} row {row}"),
                 }
             }
@@ -108,4 +118,16 @@ fn rows_of_several_launches() {
     let error =
         relative_error(&flat(&product.get(m - 1).unwrap()), &Expected::new(&weight, &last, None).products);
     assert!(error < 1e-6, "{error:.2e}");
+}
+
+/// Codes around zero, of every width.
+#[test]
+fn symmetric_codes() {
+    let Some(device) = device() else { return };
+    for (index, bits) in [1, 2, 3, 4, 5, 6, 8].into_iter().enumerate() {
+        let group_size = [32, 64, 128][index % 3];
+        let affine =
+            random(&[130, 3 * group_size], QuantFormat::affine(bits, group_size).unwrap(), DType::F16, 250);
+        check(&device, &symmetric(&affine), &x(&[20, 3 * group_size], DType::BF16, 251), None);
+    }
 }
