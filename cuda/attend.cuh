@@ -7,12 +7,12 @@
 // weighted values. They are joined in the order of warps, then of blocks, by the last block to arrive: nothing depends on who
 // comes first.
 #pragma once
+#include "attend_keys.cuh"
 #include "parts.cuh"
 
 namespace cq {
 
 constexpr int ATTEND_WARPS = CQ_ATTEND_THREADS / 32, KEYS = CQ_ATTEND_KEYS, HEADS = CQ_ATTEND_HEADS;
-constexpr float LOG2E = 1.4426950408889634f;
 
 // The share of a block, and its range of tiles: of as many splits as its sequence is long enough for, whatever the grid.
 struct AttendBlock {
@@ -39,8 +39,7 @@ struct AttendBlock {
         appends = share == 0;
 
         settled = p.positions ? position : p.settled;
-        first = 0;
-        if (p.window) first = p.chunked ? position - position % p.window : position - min(position, p.window - 1);
+        first = first_key_seen(position, p.window, p.chunked);
         tiles = position / KEYS - first / KEYS + 1;
         of_split = ATTEND_WARPS;
         if (tiles <= CQ_ATTEND_UNSPLIT)

@@ -12,6 +12,7 @@
 //   takes 16 neighbouring bytes of a query and of a key, which are fragments of two multiplications.
 //   O [16 rows x 8 elements] += W V: two tiles of S are an A fragment; V is read transposed. A weight is rounded to two halves,
 //   whose sum is off by 2^-17 of it or less: outputs are rounded once.
+#include "attend_keys.cuh"
 #include "pairs.cuh"
 
 namespace {
@@ -20,9 +21,8 @@ using namespace cq;
 
 constexpr int THREADS = CQ_ATTEND_THREADS;
 static_assert(CQ_PROMPT_ROWS == THREADS / 32 * 16, "sixteen rows for each warp");
-constexpr float LOG2E = 1.4426950408889634f;
 
-// `src/backend/cuda/attend_prompt.rs` computes the same numbers for the launch.
+// `src/backend/cuda/attend.rs` computes the same numbers for the launch.
 template <int D> struct PromptShape {
     static constexpr int KEYS = D > 128 ? 32 : 64;
     static constexpr int CHUNKS = (D + 31) / 32;  // of 16 bytes, for each of four lanes
@@ -44,8 +44,7 @@ struct PromptRows {
     uint32_t first_key, last_key;
 
     static __device__ __forceinline__ uint32_t first_seen(const CqAttendPrompt &p, uint32_t position) {
-        if (!p.window) return 0;
-        return p.chunked ? position - position % p.window : position - min(position, p.window - 1);
+        return first_key_seen(position, p.window, p.chunked);
     }
     __device__ __forceinline__ PromptRows(const CqAttendPrompt &p, uint32_t block, uint32_t rows) {
         first = block * rows, end = min(first + rows, p.tokens * p.group);
@@ -86,6 +85,7 @@ template <int D, bool BF16> struct RowsOfLane {
     }
 
     static __device__ __forceinline__ bool has_chunk(int chunk, int t) { return D % 32 == 0 || chunk * 4 + t < Shape::EIGHTS; }
+
     // Scores of eight keys for each of the tiles, as they are multiplied.
     __device__ __forceinline__ void multiply(float (&s)[Shape::KEYS / 8][4], const unsigned char *keys, int g, int t) const {
 #pragma unroll
@@ -240,11 +240,11 @@ template <int D, bool BF16> __device__ __forceinline__ void attend_prompt(const 
 
 }  // namespace
 
-#define PROMPT_KERNELS(D, blocks)                                                                                      \
-    CQ_KERNEL(attend_prompt_f16_d##D, CqAttendPrompt, THREADS, blocks) { attend_prompt<D, false>(p); } \
-    CQ_KERNEL(attend_prompt_bf16_d##D, CqAttendPrompt, THREADS, blocks) { attend_prompt<D, true>(p); }
-PROMPT_KERNELS(64, 2)
-PROMPT_KERNELS(80, 2)
-PROMPT_KERNELS(96, 2)
-PROMPT_KERNELS(128, 2)
-PROMPT_KERNELS(256, 2)
+#define PROMPT_KERNELS(D)                                                                         \
+    CQ_KERNEL(attend_prompt_f16_d##D, CqAttendPrompt, THREADS, 2) { attend_prompt<D, false>(p); } \
+    CQ_KERNEL(attend_prompt_bf16_d##D, CqAttendPrompt, THREADS, 2) { attend_prompt<D, true>(p); }
+PROMPT_KERNELS(64)
+PROMPT_KERNELS(80)
+PROMPT_KERNELS(96)
+PROMPT_KERNELS(128)
+PROMPT_KERNELS(256)

@@ -311,6 +311,13 @@ __device__ __forceinline__ float e8m0_to_float(uint32_t code) {
     return __uint_as_float(code == 255 ? 0x7fc00000u : bits);
 }
 
+// Exponent field of the power of two that brings numbers of this largest finite magnitude below 2^15, to the range of a half;
+// 2^(254 - 127 - field) undoes it.
+__device__ __forceinline__ uint32_t factor_exponent(float largest) {
+    const uint32_t exponent = __float_as_uint(largest) >> 23;
+    return min(268u - exponent, 253u);
+}
+
 __device__ __forceinline__ float bf16_bits_to_float(uint32_t bits) { return __uint_as_float(bits << 16); }
 
 __device__ __forceinline__ float half_bits_to_float(uint32_t bits) {

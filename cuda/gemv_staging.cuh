@@ -89,12 +89,6 @@ template <class Format, class Shape> struct StagedX {
     }
 };
 
-// Exponent field of the factor of a group, from its largest finite magnitude; 2^(254 - 127 - field) undoes it.
-__device__ __forceinline__ uint32_t factor_exponent(float largest) {
-    const uint32_t exponent = __float_as_uint(largest) >> 23;
-    return min(268u - exponent, 253u);
-}
-
 // Sixteen consecutive elements of a row of x.
 __device__ __forceinline__ void load_sixteen(float (&v)[16], const void *x, size_t first, uint32_t dtype) {
     const uint4 *from = reinterpret_cast<const uint4 *>(static_cast<const uint16_t *>(x) + first);

@@ -216,8 +216,8 @@ typedef struct CqExperts {
 /* x as the tile kernels take it: rows of halves, whose elements lie in the order of B fragments, and sums over groups.
  *
  * A row is multiplied by a power of two that brings its largest finite magnitude to [2^14, 2^15), unless it is f16 without a
- * norm; elements down to 2^-28 of that maximum stay as exact as a half is, smaller ones lose at most 2^-40 of it. Of an f32, or
- * normalized, x there may be a second row for each, of what the halves leave. Grid: (m). */
+ * norm; elements down to 2^-28 of that maximum stay as exact as a half is, smaller ones lose at most 2^-39 of it. Of an f32
+ * there may be a second row for each, of what the halves leave. Grid: (m). */
 typedef struct CqTilesX {
     const void *x;       /* [m, k] of x_dtype, 16-byte aligned rows */
     const float *norm;   /* [k]: x is divided by the root of its mean square and multiplied by these; null: it is not */
@@ -236,8 +236,9 @@ typedef struct CqTilesX {
 
 /* y = x w^T, or what gate and up make of it; of experts, of the pairs that have chosen them.
  *
- * The matrix of an operand is that of expert 0, or the only one; those of other experts follow it, as do their biases. Biases of
- * affine formats are never null here. An expert that does not exist is not read: it makes NaN. Grid: (blocks that share all steps of all tiles). */
+ * The matrix of an operand is that of expert 0, or the only one; those of other experts follow it, as do their biases. Scales and
+ * biases have 16 bits or less; symmetric weights with such scales have biases. An expert that does not exist is not read: it
+ * makes NaN. Grid: (blocks that share all steps of all tiles). */
 typedef struct CqTiles {
     CqOperand operand[2];           /* one weight, twice; or gate and up, y for both that of gate */
     const void *halves;             /* x, as CqTilesX has made it */
@@ -261,12 +262,12 @@ typedef struct CqTiles {
     uint32_t whole_copies;          /* 1: rows of packed weights begin at multiples of 16 bytes */
     uint32_t pairs_of_x;            /* pairs that share a row of x; 1 without experts */
     uint32_t experts;
-    float bias_factor;              /* of biases; symmetric codes have scales for biases, times minus the code of zero */
     uint32_t gating;                /* CqGating; CQ_SILU here says no more than that the activation of gate multiplies up */
     uint32_t y_dtype;
     float alpha;
     float limit;
     CqFinish finish;                /* of y */
+    uint32_t unused;
 } CqTiles;
 
 /* Brings pairs of the same expert together, in tiles of up to rows_of_tile. */

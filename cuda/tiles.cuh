@@ -176,7 +176,7 @@ template <class Format, class Shape> struct LaneScales {
     }
     __device__ __forceinline__ float bias(const PassScales<Shape> &pass, int tile, int half, int i) const {
         const float bias = scale_from_bits<Format::SCALES>(pass.bias[tile][half][i], p.operand[0].matrix.biases_dtype);
-        return bias * (Format::HAS_UNITS ? half_bits_to_float(pass.bias_unit[tile][half]) : p.bias_factor);
+        return Format::HAS_UNITS ? bias * half_bits_to_float(pass.bias_unit[tile][half]) : bias;
     }
 };
 
@@ -421,10 +421,11 @@ template <class Format, class Shape> __device__ __forceinline__ void multiply_ti
     auto begin_of = [&](uint64_t block) { return total * block / blocks; };
     auto block_of = [&](uint64_t step) { return uint32_t(((step + 1) * blocks - 1) / total); };
 
-    const uint64_t begin = begin_of(blockIdx.x), end = begin_of(blockIdx.x + 1);
-    for (uint64_t next = begin; next < end;) {
-        const uint32_t number = uint32_t(next / steps), first = uint32_t(next % steps);
-        const uint32_t last = uint32_t(min(uint64_t(steps), first + (end - next)));
+    const uint64_t begin = begin_of(blockIdx.x);
+    uint32_t left = uint32_t(begin_of(blockIdx.x + 1) - begin);
+    uint32_t number = uint32_t(begin / steps), first = uint32_t(begin % steps);
+    while (left > 0) {
+        const uint32_t last = min(steps, first + left);
         const TileRows rows(p, number / tiles_of_x);
         const TileOfX tile(p, number % tiles_of_x);
         const ChosenExpert expert(p, tile.expert);
@@ -459,7 +460,8 @@ template <class Format, class Shape> __device__ __forceinline__ void multiply_ti
                     return sum;
                 });
         }
-        next += last - first;
+        left -= last - first;
+        ++number, first = 0;
     }
 }
 

@@ -63,7 +63,7 @@ struct RowFacts {
     }
 };
 
-// Eight elements as pairs of halves, in the order of a lane's B fragments, and their sums over what may be two groups.
+// Eight elements as pairs of halves, in the order of a lane's B fragments.
 __device__ __forceinline__ uint4 pairs_in_order(const half (&of)[8], uint32_t order) {
     uint32_t pairs[4];
 #pragma unroll
@@ -89,7 +89,7 @@ __device__ __forceinline__ void prepare_row(const CqTilesX &p) {
     float scale = 1;
     if (p.x_dtype != CQ_F16 || p.norm) {
         const RowFacts facts(p, row);
-        exponent = min(268u - (__float_as_uint(facts.largest) >> 23), 253u);
+        exponent = factor_exponent(facts.largest);
         if (p.norm) scale = rsqrtf(facts.squares / float(p.k) + p.eps);
     }
     const float factor = __uint_as_float(exponent << 23), unit = __uint_as_float((254 - exponent) << 23) * scale;

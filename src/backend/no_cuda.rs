@@ -86,7 +86,7 @@ pub(super) fn attend(_: &Tensor, _: &NewToken) -> Result<Option<Tensor>> {
     error()
 }
 
-pub(super) fn attends_to_prompts(_: &Tensor) -> Result<bool> {
+pub(super) fn attends_to_prompts(_: &Tensor, _: usize) -> Result<bool> {
     Ok(false)
 }
 

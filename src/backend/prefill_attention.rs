@@ -30,10 +30,26 @@ pub(crate) struct NewTokens<'a> {
 /// * `k`, `v`: `[B, T, kv_heads, head_dim]`, of the same dtype.
 ///
 /// The result is `[B, T, heads * head_dim]`; none, and then no token is appended, if there is no kernel for it: on other devices
-/// than CUDA's, for other dtypes than F16 and BF16, of heads of other sizes than 64, 80, 96, 128 and 256, or on a card with too
-/// little shared memory for them. Scores and softmax are f32, outputs are rounded once, and are the same on any card of one kind. A
-/// single token of each sequence takes [`decode_attention`](super::decode_attention), which divides its keys among more blocks. There
-/// is no gradient.
+/// than CUDA's, for other dtypes than F16 and BF16, of heads of other sizes than 64, 80, 96, 128 and 256, on a card with too
+/// little shared memory for them, or of more than 65535 heads of keys in all. Scores and softmax are f32, outputs are rounded
+/// once, and are the same on any card of one kind. A single token of each sequence takes
+/// [`decode_attention`](super::decode_attention), which divides its keys among more blocks. There is no gradient.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::ops::{prefill_attention, AttentionOptions};
+/// use candle_quant::{DeviceKvCache, KvCacheConfig, KvFormat};
+///
+/// // On Device::new_cuda(0)? it is Some, and the cache has three tokens.
+/// let device = Device::Cpu;
+/// let rows = |heads| Tensor::ones((1, 3, heads, 64), DType::F16, &device);
+/// let format = KvFormat::F16;
+/// let mut cache = DeviceKvCache::new(KvCacheConfig { keys: format, values: format, ..KvCacheConfig::new(2, 64) })?;
+/// let options = AttentionOptions { scale: 0.125, ..Default::default() };
+/// let y = prefill_attention(&rows(8)?, &rows(2)?, &rows(2)?, &mut cache, options)?;
+/// assert!(y.is_none() && cache.is_empty());
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit, options name sequences, of which all have tokens here, sequences of the cache have not
@@ -46,7 +62,7 @@ pub fn prefill_attention(
     options: AttentionOptions,
 ) -> Result<Option<Tensor>> {
     let (sizes, sinks) = checked([q, k, v], cache, &options)?;
-    if sizes.batch == 0 || sizes.tokens == 0 || !cuda::attends_to_prompts(q)? {
+    if sizes.batch == 0 || sizes.tokens == 0 || !cuda::attends_to_prompts(q, cache.config().kv_heads)? {
         return Ok(None);
     }
     let position = cache.len();

@@ -11,7 +11,7 @@ import sysconfig
 import threading
 from pathlib import Path
 
-# As build.rs compiles; a spill is an error.
+# As build.rs compiles, but warnings and spills are errors.
 FLAGS = ["-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "--warn-on-spills,--warning-as-error"]
 
 CUBINS = Path(os.environ.get("CARGO_TARGET_DIR") or Path(__file__).resolve().parent.parent.parent / "target", "cubins")

@@ -296,6 +296,18 @@ fn long_prompts() {
     }
 }
 
+/// Scales of gate and up that differ in dtype are not taken for those of one another, of few pairs and of many.
+#[test]
+fn gate_and_up_that_differ() {
+    let Some(device) = device() else { return };
+    let dims = [3, 64, 128];
+    let up = random(&dims, KINDS[0], DType::BF16, 768);
+    let block = Block { up, ..Block::new(KINDS[0], dims, 767) };
+    for (tokens, steps) in [(2, true), (40, false)] {
+        check(&device, &block, DType::F16, &Choice::new(tokens, 2, 3, 769), steps);
+    }
+}
+
 /// An id of no expert makes its token NaN, and no other.
 #[test]
 fn ids_out_of_range() {

@@ -23,6 +23,7 @@ mod fused;
 mod graph;
 mod matmul;
 mod memory;
+mod prefill;
 mod quantize;
 mod ranks;
 mod reordered;

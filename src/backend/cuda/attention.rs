@@ -12,7 +12,7 @@ use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked, View};
 use super::workspace;
 use crate::backend::NewToken;
-pub(super) use call::{logit_factors, AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
+pub(super) use call::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::CUstreamCaptureStatus;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;

@@ -373,12 +373,12 @@ pub struct CqTiles {
     pub whole_copies: u32,
     pub pairs_of_x: u32,
     pub experts: u32,
-    pub bias_factor: f32,
     pub gating: u32,
     pub y_dtype: u32,
     pub alpha: f32,
     pub limit: f32,
     pub finish: CqFinish,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -406,12 +406,12 @@ const _: () = {
     ["Offset of field: CqTiles::whole_copies"][::core::mem::offset_of!(CqTiles, whole_copies) - 280usize];
     ["Offset of field: CqTiles::pairs_of_x"][::core::mem::offset_of!(CqTiles, pairs_of_x) - 284usize];
     ["Offset of field: CqTiles::experts"][::core::mem::offset_of!(CqTiles, experts) - 288usize];
-    ["Offset of field: CqTiles::bias_factor"][::core::mem::offset_of!(CqTiles, bias_factor) - 292usize];
-    ["Offset of field: CqTiles::gating"][::core::mem::offset_of!(CqTiles, gating) - 296usize];
-    ["Offset of field: CqTiles::y_dtype"][::core::mem::offset_of!(CqTiles, y_dtype) - 300usize];
-    ["Offset of field: CqTiles::alpha"][::core::mem::offset_of!(CqTiles, alpha) - 304usize];
-    ["Offset of field: CqTiles::limit"][::core::mem::offset_of!(CqTiles, limit) - 308usize];
-    ["Offset of field: CqTiles::finish"][::core::mem::offset_of!(CqTiles, finish) - 312usize];
+    ["Offset of field: CqTiles::gating"][::core::mem::offset_of!(CqTiles, gating) - 292usize];
+    ["Offset of field: CqTiles::y_dtype"][::core::mem::offset_of!(CqTiles, y_dtype) - 296usize];
+    ["Offset of field: CqTiles::alpha"][::core::mem::offset_of!(CqTiles, alpha) - 300usize];
+    ["Offset of field: CqTiles::limit"][::core::mem::offset_of!(CqTiles, limit) - 304usize];
+    ["Offset of field: CqTiles::finish"][::core::mem::offset_of!(CqTiles, finish) - 308usize];
+    ["Offset of field: CqTiles::unused"][::core::mem::offset_of!(CqTiles, unused) - 324usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -11,7 +11,7 @@ use super::gemv_call::PLAIN;
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked, View};
-use super::operand::{are_alike, has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
+use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
 use super::tiles::{self, Tiles};
 use super::tiles_call::{self, SortedPairs, TilesCall};
 use super::{plan, workspace};
@@ -33,7 +33,13 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
     if x.elem_count() == 0 || top_k == 0 {
         return x.zeros_like().map(Some);
     }
-    let of_launch = plan::tokens_of_launch(grouped, top_k);
+    let mut of_launch = plan::tokens_of_launch(grouped, top_k);
+    if grouped {
+        // What the tile kernels take is in memory once more: the rows of all pairs, and of their tokens.
+        let [_, inner, hidden] = chosen.gate.weight.dims()[..] else { bail!("experts are stacks [E, N, K]") };
+        let rows = |k| tiles_call::rows_of_launch(k, x.dtype());
+        of_launch = of_launch.min(rows(inner) / top_k).min(rows(hidden)).max(1);
+    }
     let Device::Cuda(device) = x.device() else { bail!("experts on a CUDA device are needed here") };
     let (ids, routing_weights) = (chosen.ids.contiguous()?, chosen.routing_weights.contiguous()?);
     let stream = device.cuda_stream();
@@ -142,8 +148,7 @@ impl Call<'_> {
         let gate_up = ExpertsCall {
             stacks: of_gate_up,
             format: gate.weight.format(),
-            narrow_scales: narrow(&[gate, up])
-                && are_alike(&of_gate_up.iter().map(|stack| stack.0).collect::<Vec<_>>()),
+            narrow_scales: narrow(&[gate, up]),
             experts: self.experts,
             rows: inner,
             k: hidden,
@@ -238,7 +243,8 @@ impl Call<'_> {
 
     /// The outputs of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
     fn all_pairs(&self, of: &ExpertsCall, sorted: u64) -> Result<()> {
-        let fits = of.narrow_scales && tiles::can_index(of.format, self.experts * of.rows, of.k);
+        let fits =
+            of.tensor_cores_take_weights() && tiles::can_index(of.format, self.experts * of.rows, of.k);
         if let Some(columns) = self.columns.filter(|_| fits) {
             return self.tiles(of, sorted, columns);
         }

@@ -8,7 +8,7 @@ use super::gemv::{ExpertGemv, Outputs};
 use super::kernel::Kernel;
 use super::launch::Grid;
 use super::memory::{float_dtype, u32_of};
-use super::operand::OperandPointers;
+use super::operand::{are_alike, OperandPointers};
 use super::plan;
 use crate::backend::Gating;
 use crate::QuantFormat;
@@ -24,7 +24,7 @@ pub(super) struct ExpertsCall<'a> {
     /// One stack, or gate and up.
     pub(super) stacks: &'a [StackPointers],
     pub(super) format: QuantFormat,
-    /// Whether tensor cores take the weights.
+    /// Whether scales and biases have 16 bits or less.
     pub(super) narrow_scales: bool,
     pub(super) experts: usize,
     /// Rows of an expert.
@@ -63,12 +63,15 @@ impl ExpertsCall<'_> {
         self.tokens * self.top_k
     }
 
+    /// Whether the kernels on tensor cores take the weights, and join them.
+    pub(super) fn tensor_cores_take_weights(&self) -> bool {
+        self.narrow_scales && are_alike(self.stacks.iter().map(|(pointers, _)| pointers))
+    }
+
     /// The GEMV of every pair in one launch; for down projections, also their sums. None if no kernel takes these weights.
     pub(super) fn gemv(&self, most_shared_bytes: usize) -> Result<Option<ExpertsLaunch>> {
-        if self.x_dtype == DType::F32 {
-            return Ok(None);
-        }
-        let Some(kernels) = FormatKernels::of(self.format)?.gemv().filter(|_| self.narrow_scales) else {
+        let takes_all = self.x_dtype != DType::F32 && self.tensor_cores_take_weights();
+        let Some(kernels) = FormatKernels::of(self.format)?.gemv().filter(|_| takes_all) else {
             return Ok(None);
         };
         let packed = self.stacks.iter().map(|(pointers, _)| pointers.matrix.packed as usize);

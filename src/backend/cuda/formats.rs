@@ -112,7 +112,8 @@ impl FormatKernels {
         })
     }
 
-    /// The kernels of the affine format take the middle code for zero where there are no biases; the GEMV needs them.
+    /// The scalar kernels of the affine format take the middle code for zero where there are no biases, as scales in f32 leave it;
+    /// those of tensor cores, which take no such scales, need biases.
     const fn symmetric(bits: Bits, group_size: usize) -> Self {
         let (name, _, tiles) = integers(bits);
         Self { name, gemv: None, tiles: TileKernels::by_group(name, tiles, group_size) }

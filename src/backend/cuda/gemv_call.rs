@@ -7,7 +7,7 @@ use super::gemv::{Gemv, Outputs};
 use super::kernel::Kernel;
 use super::launch::Grid;
 use super::memory::{float_dtype, u32_of};
-use super::operand::OperandPointers;
+use super::operand::{are_alike, OperandPointers};
 use super::plan;
 use crate::QuantFormat;
 use candle_core::{bail, DType, Result};
@@ -61,8 +61,11 @@ impl GemvLaunch {
 
 impl GemvCall<'_> {
     /// Launches for up to 16 rows of x each, on a card whose blocks have so much shared memory. None if no kernel takes these
-    /// weights, or a norm with so many rows.
+    /// weights, or joins them, or a norm with so many rows.
     pub(super) fn launches(&self, most_shared_bytes: usize) -> Result<Option<Vec<GemvLaunch>>> {
+        if self.gated && !are_alike(self.operands) {
+            return Ok(None);
+        }
         let Some(format) = FormatKernels::of(self.format)?.gemv() else { return Ok(None) };
         let packed = self.operands.iter().map(|operand| operand.matrix.packed as usize);
         let alignment = plan::common_alignment(packed);

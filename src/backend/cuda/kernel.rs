@@ -208,12 +208,10 @@ mod tests {
         kernels.extend([Kernel::Embed, Kernel::TilesX]);
         kernels.extend(plan::DENSE_ROWS_OF_X.map(|rows| Kernel::Dense { rows }));
         let halves = [false, true];
-        kernels.extend(
-            HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })),
-        );
-        kernels.extend(
-            HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::AttendPrompt { head_dim, bf16 })),
-        );
+        for (head_dim, bf16) in HEAD_DIMS.into_iter().flat_map(|head_dim| halves.map(|bf16| (head_dim, bf16)))
+        {
+            kernels.extend([Kernel::Attend { head_dim, bf16 }, Kernel::AttendPrompt { head_dim, bf16 }]);
+        }
         use SampleKernel::{Draw, Largest, Logits, Weights};
         kernels.extend([Largest, Logits, Weights, Draw].map(Kernel::Sample));
         for format in formats() {

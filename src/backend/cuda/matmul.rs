@@ -61,6 +61,8 @@ fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usi
     let size = locked.x.dtype().size_in_bytes();
     let held = locked.hold(&stream)?;
     let y = address_mut(&mut outputs, &stream)?;
+    let circumstances = locked.circumstances(Card::of(stream.context())?);
+    let route = plan::route(kernels, operand.weight.format(), m, k, circumstances);
     for (index, (matrix, entry)) in pairs.iter().enumerate() {
         let operands_of_pair =
             held.operands.iter().map(|operand| operand.pointers(*matrix)).collect::<Result<Vec<_>>>()?;
@@ -79,13 +81,7 @@ fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usi
             gated: false,
             residual: 0,
         };
-        match plan::route(
-            kernels,
-            operand.weight.format(),
-            m,
-            k,
-            locked.circumstances(Card::of(stream.context())?),
-        ) {
+        match route {
             Route::Gemv if matmul.gemv()? => {}
             Route::Gemv | Route::Simt => matmul.simt()?,
             Route::Tiles if tiles::can_index(operand.weight.format(), n, k) => matmul.tiles()?,

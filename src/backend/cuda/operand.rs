@@ -204,7 +204,8 @@ pub(super) fn has_narrow_scales(weight: &QuantTensor) -> bool {
 }
 
 /// Whether scales are of one dtype, and biases: what kernels of two weights that are joined go by.
-pub(super) fn are_alike(operands: &[OperandPointers]) -> bool {
-    let dtypes = |operand: &OperandPointers| (operand.matrix.scale_dtype, operand.matrix.biases_dtype);
-    operands.iter().all(|operand| operands.first().is_some_and(|first| dtypes(first) == dtypes(operand)))
+pub(super) fn are_alike<'a>(operands: impl IntoIterator<Item = &'a OperandPointers>) -> bool {
+    let mut dtypes =
+        operands.into_iter().map(|operand| (operand.matrix.scale_dtype, operand.matrix.biases_dtype));
+    dtypes.next().is_none_or(|first| dtypes.all(|other| other == first))
 }

@@ -8,6 +8,9 @@ use crate::QuantFormat;
 /// Threads of every block of every kernel.
 pub(super) const THREADS: u32 = CQ_THREADS;
 
+/// The most rows of x that are not multiplied in tiles, whose columns come in sixteens.
+const MOST_FEW_ROWS: usize = 8;
+
 /// Rows of x for which the fp32 kernel, which reads a weight again for each 8 of them, is used where the tile kernels are not.
 /// Computed, not measured.
 const MOST_SIMT_ROWS: usize = 64;
@@ -58,17 +61,13 @@ pub(super) fn route(
         return if m > MOST_SIMT_ROWS && has_room { Route::Dense } else { Route::Simt };
     }
     let has_gemv = half && kernels.gemv().is_some();
-    let most_of_gemv = if has_gemv { GemvShape::most_rows(format) } else { MOST_GEMV_ROWS };
     match m {
-        _ if m <= most_of_gemv.min(MOST_GEMV_ROWS) && has_gemv => Route::Gemv,
-        _ if m <= most_of_gemv.min(MOST_GEMV_ROWS) => Route::Simt,
+        _ if has_gemv && m <= GemvShape::most_rows(format).min(MOST_FEW_ROWS) => Route::Gemv,
+        _ if !has_gemv && m <= MOST_FEW_ROWS => Route::Simt,
         _ if half && fast_cublas && m > MOST_TILE_ROWS && has_room => Route::Dense,
         _ => Route::Tiles,
     }
 }
-
-/// The most rows of x that are not multiplied in tiles, whose columns come in sixteens.
-const MOST_GEMV_ROWS: usize = 8;
 
 /// The largest power of two, in bytes, that divides all these addresses.
 pub(super) fn common_alignment(addresses: impl IntoIterator<Item = usize>) -> usize {

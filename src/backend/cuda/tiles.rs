@@ -32,7 +32,7 @@ pub(super) struct SharedBytes {
 /// One launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tiles {
-    /// The kernel: one of [`COLUMNS`].
+    /// The kernel: [`FEW_COLUMNS`] or [`MOST_COLUMNS`].
     pub(super) most_columns: usize,
     /// Rows of halves that a block multiplies at a time.
     pub(super) columns: usize,
@@ -105,15 +105,6 @@ pub(super) fn is_split(format: QuantFormat) -> bool {
     }
 }
 
-/// Whether kernels take sums of x: of formats with biases, and of affine codes without, whose middle one stands for zero.
-fn takes_sums(format: QuantFormat, kernels: TileKernels) -> bool {
-    match format.zero_point() {
-        ZeroPoint::Bias => true,
-        ZeroPoint::Midpoint => kernels.several,
-        ZeroPoint::None => false,
-    }
-}
-
 /// What a step takes of weights, sums of x for all columns that there could be, and some columns of x.
 fn stage_bytes(format: QuantFormat, kernels: TileKernels, most_columns: usize, columns: usize) -> usize {
     let padding = match format.bits() {
@@ -121,7 +112,7 @@ fn stage_bytes(format: QuantFormat, kernels: TileKernels, most_columns: usize, c
         bits if bits % 2 == 1 => 0,
         _ => 16,
     };
-    let sums = match takes_sums(format, kernels) {
+    let sums = match format.zero_point() == ZeroPoint::Bias {
         true => most_columns * (K / kernels.group) * size_of::<f32>(),
         false => 0,
     };
@@ -234,7 +225,7 @@ mod tests {
         let all: Vec<_> =
             formats().into_iter().flat_map(|of| COLUMNS.map(|columns| (of.0, of.1, columns))).collect();
         for (format, kernels, columns) in &all {
-            let (bits, sums, group) = (format.bits(), takes_sums(*format, *kernels), kernels.group);
+            let (bits, sums, group) = (format.bits(), format.zero_point() == ZeroPoint::Bias, kernels.group);
             source += &format!("show<cq::TileShape<Format<{bits}, {sums}>, {group}, {columns}>>();\n");
         }
         let (file, program) = (dir.path().join("shapes.cpp"), dir.path().join("shapes"));

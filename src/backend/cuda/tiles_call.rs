@@ -1,11 +1,11 @@
 //! The launches of the tile kernels: what [`super::tiles`] plans, with addresses.
 
 use super::bindings::{
-    CqFinish, CqOperand, CqTile, CqTiles, CqTilesX, CQ_NORM_SHARED_BYTES, CQ_NOT_GATED, CQ_ORDER_QUARTERS,
+    CqFinish, CqTile, CqTiles, CqTilesX, CQ_NORM_SHARED_BYTES, CQ_NOT_GATED, CQ_ORDER_QUARTERS,
     CQ_ORDER_SPLIT, CQ_SILU,
 };
 use super::card::Card;
-use super::formats::{FormatKernels, TileKernels};
+use super::formats::FormatKernels;
 use super::gemv_call::FusedNorm;
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
@@ -13,14 +13,13 @@ use super::memory::{float_dtype, u32_of};
 use super::operand::OperandPointers;
 use super::tiles::{self, SharedBytes, Tiles};
 use super::workspace;
-use crate::format::{Scale, ZeroPoint};
 use crate::QuantFormat;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result};
 use std::sync::Arc;
 
-/// Bytes of x as halves in one launch, beside what is added to it.
-const MOST_BYTES_OF_X: usize = 64 << 20;
+/// Bytes of x as halves in one launch, so that with its sums it has room in 32 MB; of very long rows as many as 128 take.
+const MOST_BYTES_OF_X: usize = 28 << 20;
 
 /// x as tile kernels of a format take it, in the workspace of the thread and stream: until the next one.
 #[derive(Clone, Copy)]
@@ -130,7 +129,7 @@ impl TilesCall<'_> {
     /// # Safety
     /// As for [`launch`].
     pub(super) unsafe fn launch(&self, stream: &Arc<CudaStream>, plan: Tiles) -> Result<()> {
-        let kernels: TileKernels = FormatKernels::of(self.format)?.tiles();
+        let kernels = FormatKernels::of(self.format)?.tiles();
         let (partial, arrivals) = workspace::with(stream, |workspace| {
             let (sums, arrivals) = plan.parts();
             workspace.split_sums(sums, arrivals)
@@ -139,7 +138,7 @@ impl TilesCall<'_> {
         let grid = Grid { blocks: (plan.blocks, 1), shared_bytes: plan.shared_bytes };
         let kernel = Kernel::Tiles { format: kernels, columns: plan.most_columns };
         // SAFETY: the workspace has room for the parts; the caller answers for the rest.
-        unsafe { super::launch::launch(stream, kernel, grid, &params) }
+        unsafe { launch(stream, kernel, grid, &params) }
     }
 
     fn params(&self, plan: Tiles, partial: *mut f32, arrivals: *mut u32) -> Result<CqTiles> {
@@ -149,17 +148,9 @@ impl TilesCall<'_> {
         let row_bytes = self.x.k * self.format.bits() / 8;
         let packed = [first, second].map(|operand| operand.matrix.packed as usize);
         let whole = packed.into_iter().chain([row_bytes]).all(|bytes| bytes.is_multiple_of(16));
-        let symmetric =
-            self.format.zero_point() == ZeroPoint::Midpoint && self.format.scale() == Scale::Float;
-        let mut operand = [first, second].map(|operand| operand.into_rows(self.y));
-        if symmetric {
-            for CqOperand { matrix, .. } in &mut operand {
-                (matrix.biases, matrix.biases_dtype) = (matrix.scales, matrix.scale_dtype);
-            }
-        }
         let (gating, alpha, limit) = self.gating;
         Ok(CqTiles {
-            operand,
+            operand: [first, second].map(|operand| operand.into_rows(self.y)),
             halves: self.x.halves as *const _,
             units: self.x.units as *const _,
             sums: self.x.sums as *const _,
@@ -181,7 +172,7 @@ impl TilesCall<'_> {
             whole_copies: whole.into(),
             pairs_of_x: u32_of("pairs of a row of x", self.pairs.map_or(1, |pairs| pairs.pairs_of_x))?,
             experts: u32_of("experts", self.pairs.map_or(1, |pairs| pairs.experts))?,
-            bias_factor: if symmetric { -f32::from(1u16 << (self.format.bits() - 1)) } else { 1. },
+            unused: 0,
             gating,
             y_dtype: float_dtype(self.y_dtype)?,
             alpha,

@@ -127,8 +127,6 @@ impl AttendCall {
             Positions::Known { position, settled, .. } => (0, position, settled),
         };
         let (scale, cap) = logit_factors(self.scale, self.softcap);
-        // One beyond the cache is none.
-        let window = self.window.filter(|window| *window < self.capacity).map_or(0, |window| window.max(1));
         Ok(CqAttend {
             q: memory.q as *const _,
             k: memory.k as *const _,
@@ -150,7 +148,7 @@ impl AttendCall {
             capacity: u32_of("rows of a cache", self.capacity)?,
             position: u32_of("position", position)?,
             settled: u32_of("position", settled)?,
-            window: u32_of("tokens of a window", window)?,
+            window: window_of(self.window, self.capacity)?,
             chunked: self.is_chunked.into(),
             splits: u32_of("splits of keys", plan.most_splits)?,
             stages: u32_of("stages", plan.stages)?,
@@ -162,6 +160,12 @@ impl AttendCall {
             cap,
         })
     }
+}
+
+/// A window as kernels take it: one beyond the cache is none.
+pub(in super::super) fn window_of(window: Option<usize>, capacity: usize) -> Result<u32> {
+    let window = window.filter(|window| *window < capacity).map_or(0, |window| window.max(1));
+    u32_of("tokens of a window", window)
 }
 
 /// By what kernels multiply scores, and where these end, if they do. Logits are of base 2; with a cap, a score is first what tanh

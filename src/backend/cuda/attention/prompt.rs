@@ -6,16 +6,17 @@ use super::super::card::Card;
 use super::super::launch::{launch, Grid};
 use super::super::memory::{address_mut, allocate, u32_of, Locked, View};
 use super::super::plan::MOST_BLOCKS;
-use super::logit_factors;
+use super::call::{logit_factors, window_of};
 use crate::backend::NewTokens;
 use candle_core::op::BackpropOp;
 use candle_core::{bail, Device, Layout, Result, Shape, Storage, Tensor};
 
-/// Whether there is a kernel for such queries on their device.
-pub(crate) fn attends_to_prompts(q: &Tensor) -> Result<bool> {
+/// Whether there is a kernel for queries `[B, T, heads, head_dim]` on their device, to so many heads of keys.
+pub(crate) fn attends_to_prompts(q: &Tensor, kv_heads: usize) -> Result<bool> {
     let Device::Cuda(device) = q.device() else { return Ok(false) };
     let card = Card::of(device.cuda_stream().context())?;
-    Ok(prompt_kernel(q.dim(3)?, q.dtype(), (card.bf16, card.all_shared_bytes)).is_some())
+    let kernel = prompt_kernel(q.dim(3)?, q.dtype(), (card.bf16, card.all_shared_bytes));
+    Ok(kernel.is_some() && q.dim(0)?.saturating_mul(kv_heads) <= MOST_BLOCKS)
 }
 
 /// `[B, T, heads * head_dim]`, what the tokens see of a cache `[2, B, kv_heads, capacity, head_dim]`, which has theirs.
@@ -33,9 +34,6 @@ pub(crate) fn attend_prompt(cache: &Tensor, tokens: &NewTokens) -> Result<Tensor
     }
     let group = heads / kv_heads;
     let blocks = ((count * group).div_ceil(prompt_rows(head_dim)), batch * kv_heads);
-    if blocks.1 > MOST_BLOCKS {
-        bail!("{batch} sequences with {kv_heads} heads of keys are more than a launch takes");
-    }
     let locked = Locked::new(tokens.q);
     let realigned = locked.view()?.realigned(&stream)?;
     let layout = Layout::contiguous(tokens.q.shape());
@@ -55,8 +53,6 @@ pub(crate) fn attend_prompt(cache: &Tensor, tokens: &NewTokens) -> Result<Tensor
     {
         let y = address_mut(&mut output, &stream)?;
         let (scale, cap) = logit_factors(tokens.scale, tokens.softcap);
-        let window =
-            tokens.config.window.filter(|window| *window < capacity).map_or(0, |window| window.max(1));
         let params = CqAttendPrompt {
             q: q.as_ptr(),
             keys: rows.as_ptr(),
@@ -68,7 +64,7 @@ pub(crate) fn attend_prompt(cache: &Tensor, tokens: &NewTokens) -> Result<Tensor
             group: u32_of("heads", group)?,
             kv_heads: u32_of("heads of keys", kv_heads)?,
             capacity: u32_of("rows of a cache", capacity)?,
-            window: u32_of("tokens of a window", window)?,
+            window: window_of(tokens.config.window, capacity)?,
             chunked: tokens.config.is_chunked.into(),
             unused: 0,
             scale,
