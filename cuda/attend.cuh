@@ -190,17 +190,12 @@ __device__ __forceinline__ void join_parts(const CqAttend &p, const AttendBlock 
     }
 }
 
-// Joins what the warps of all blocks of a share found, and stores outputs of `dtype`. All threads, behind a barrier. WIDTH
-// divides head_dim.
-template <int WIDTH>
-__device__ __forceinline__ void finish(const CqAttend &p, const AttendBlock &block, const WarpResults &warps, uint32_t dtype) {
+// Joins what the warps of all blocks of a share found, and hands outputs to `store`, WIDTH neighbours at a time. All threads,
+// behind a barrier. False if another block will have them. WIDTH divides head_dim.
+template <int WIDTH, class Store>
+__device__ __forceinline__ bool finish(const CqAttend &p, const AttendBlock &block, const WarpResults &warps, Store store) {
     using Sums = Numbers<WIDTH>;
     const int head_dim = warps.head_dim, splits = block.splits();
-    auto store = [&](int head, int d, const Sums &sums) {
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i)
-            store_float(p.y, size_t(block.first_head + head) * head_dim + d + i, dtype, sums.at[i]);
-    };
     if (splits == 1) {
         warps.join<WIDTH>(block.heads, [&](int head, int d, float largest, float total, const Sums &sums) {
             float factor = 1;
@@ -214,14 +209,26 @@ __device__ __forceinline__ void finish(const CqAttend &p, const AttendBlock &blo
             for (int i = 0; i < WIDTH; ++i) outputs.at[i] = sums.at[i] * factor / total;
             store(head, d, outputs);
         });
-        return;
+        return true;
     }
     const Parts parts{p.partial + size_t(blockIdx.y) * gridDim.x * (HEADS * (head_dim + 2)), head_dim, splits};
     warps.join<WIDTH>(block.heads, [&](int head, int d, float largest, float total, const Sums &sums) {
         sums.store(parts.sums(blockIdx.x) + head * head_dim + d);
         if (d == 0) *parts.stats(blockIdx.x, head) = make_float2(largest, total);
     });
-    if (last_of_parts(p.arrivals + blockIdx.y, splits)) join_parts<WIDTH>(p, block, parts, store);
+    const bool is_last = last_of_parts(p.arrivals + blockIdx.y, splits);
+    if (is_last) join_parts<WIDTH>(p, block, parts, store);
+    return is_last;
+}
+
+// The same, to y, rounded to `dtype`.
+template <int WIDTH>
+__device__ __forceinline__ void finish_to_y(const CqAttend &p, const AttendBlock &block, const WarpResults &warps, uint32_t dtype) {
+    finish<WIDTH>(p, block, warps, [&](int head, int d, const Numbers<WIDTH> &sums) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i)
+            store_float(p.y, size_t(block.first_head + head) * warps.head_dim + d + i, dtype, sums.at[i]);
+    });
 }
 
 }  // namespace cq

@@ -52,7 +52,7 @@ __device__ __forceinline__ void attend_f32(const CqAttend &p) {
             if (lane + 32 * i < head_dim) results.sums[at * results.row + lane + 32 * i] = sums[i];
     }
     __syncthreads();
-    finish<1>(p, block, results, CQ_F32);
+    finish_to_y<1>(p, block, results, CQ_F32);
 }
 
 }  // namespace cq

@@ -1,4 +1,5 @@
-// Attention on tensor cores, to a cache of f16 or bf16.
+// Attention on tensor cores. How a cache lies in memory, and how a warp gets tiles of it, is said by a ring: HalfRing for one
+// of f16 or bf16, CodeRing (attend_codes.cuh) for codes.
 //
 // Products are transposed, so that the up to 8 query heads of a block are the columns of one multiplication:
 //   S^T [16 keys x 8 heads] = K Q^T,  O^T [16 of d x 8 heads] += V^T W^T.
@@ -17,7 +18,8 @@
 
 namespace cq {
 
-template <int D> struct HalfTile {
+template <int D_> struct HalfTile {
+    static constexpr int D = D_;
     static constexpr int ROW = 2 * D;                // bytes of a row of the cache
     static constexpr int CHUNKS = (D + 31) / 32;     // of 16 bytes, for each of the four lanes that share a row
     static constexpr bool RAGGED = D % 32 != 0;      // some lanes have one chunk less
@@ -26,22 +28,37 @@ template <int D> struct HalfTile {
     static constexpr int BYTES = KEY_BYTES + KEYS * VALUE_ROW;
 };
 
-// The copies of a warp.
-template <int D> struct HalfRing {
-    using Tile = HalfTile<D>;
+// Eight elements of each lane of keys g, `low`, and g + 8, `high`, times those of queries: two sums, which do not wait for each other.
+template <bool BF16>
+__device__ __forceinline__ void multiply_eight(float (&s)[4], float (&odd)[4], const uint4 &low, const uint4 &high, const uint4 &q) {
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+    mma_m16n8k16<BF16>(s, first, q.x, q.y);
+    mma_m16n8k16<BF16>(odd, second, q.z, q.w);
+}
+
+// The copies of a warp, of 16-bit numbers.
+template <int D_, bool BF16_> struct HalfRing : HalfTile<D_> {
+    using Tile = HalfTile<D_>;
+    static constexpr int D = D_;
+    static constexpr bool BF16 = BF16_;  // what is multiplied
+    static constexpr uint32_t DTYPE = BF16 ? CQ_BF16 : CQ_F16;
     const CqAttend &p;
     const AttendBlock &block;
     unsigned char *memory;        // of the first stage
+    unsigned char *placed;        // queries and the new key, behind the rings of all warps
     const unsigned char *keys, *values;  // chunk t of row g of the cache
     int g, t;
 
-    __device__ __forceinline__ HalfRing(const CqAttend &p, const AttendBlock &block, unsigned char *memory, int lane)
-        : p(p), block(block), memory(memory), g(lane / 4), t(lane % 4) {
+    __device__ __forceinline__ HalfRing(const CqAttend &p, const AttendBlock &block, unsigned char *memory, unsigned char *placed, int lane)
+        : p(p), block(block), memory(memory), placed(placed), g(lane / 4), t(lane % 4) {
         const size_t head = size_t(block.kv_head) * p.capacity * Tile::ROW + g * Tile::ROW + t * 16;
         keys = static_cast<const unsigned char *>(p.keys) + head, values = static_cast<const unsigned char *>(p.values) + head;
     }
 
+    static __device__ __forceinline__ size_t warp_bytes(const CqAttend &p) { return p.stages * size_t(Tile::BYTES); }
     __device__ __forceinline__ bool has_chunk(int chunk) const { return !Tile::RAGGED || chunk * 4 + t < D / 8; }
+    // Of a head, where the eight elements of chunk `chunk` begin.
+    __device__ __forceinline__ int element(int chunk) const { return (chunk * 4 + t) * 8; }
     __device__ __forceinline__ unsigned char *stage(int stage) const { return memory + stage * Tile::BYTES; }
     __device__ __forceinline__ unsigned char *key_at(int stage, int half, int chunk) const {
         return this->stage(stage) + ((half * Tile::CHUNKS + chunk) * 32 + g * 4 + t) * 16;
@@ -87,15 +104,39 @@ template <int D> struct HalfRing {
             wait_for_copies<1>();
     }
 
-    // Puts the new key into the tile, each lane what only it reads.
-    __device__ __forceinline__ void place_key(int stage, const unsigned char *key) const {
+    // Puts queries and the new key there, normalized and turned.
+    __device__ __forceinline__ void place() const { place_heads<DTYPE, D, D>(p, block, placed); }
+
+    // Puts the new key into the tile, each lane what only it reads. The new value is copied.
+    __device__ __forceinline__ void place_key(int stage) const {
         if (int(block.position % 8) != g) return;
+        const unsigned char *key = placed + HEADS * Tile::ROW;
 #pragma unroll
         for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk)
             if (has_chunk(chunk))
                 *reinterpret_cast<uint4 *>(key_at(stage, block.position % KEYS / 8, chunk)) =
                     *reinterpret_cast<const uint4 *>(key + (chunk * 4 + t) * 16);
     }
+
+    __device__ __forceinline__ void place_value(int) const {}
+    // Products of queries with keys g and g + 8 of a tile that has arrived, for heads 2t and 2t + 1.
+    __device__ __forceinline__ void multiply(float (&s)[4], const uint4 (&q)[Tile::CHUNKS], int stage) const {
+        float odd[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[i] = 0;
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) {
+            const uint4 low = *reinterpret_cast<const uint4 *>(key_at(stage, 0, chunk));
+            const uint4 high = *reinterpret_cast<const uint4 *>(key_at(stage, 1, chunk));
+            multiply_eight<BF16>(s, odd, low, high, q[chunk]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[i] += odd[i];
+    }
+    // Rows of the values of a tile that has arrived.
+    __device__ __forceinline__ const unsigned char *value_rows(int stage) const { return this->stage(stage) + Tile::KEY_BYTES; }
+
+    __device__ __forceinline__ void finish(const WarpResults &results) const { finish_to_y<4>(p, block, results, DTYPE); }
 
     // Writes the new key and value to the cache, each lane what it has put or copied itself.
     __device__ __forceinline__ void append(int stage) const {
@@ -113,40 +154,31 @@ template <int D> struct HalfRing {
 };
 
 // What a warp has found so far: of heads 2t and 2t + 1, elements g and g + 8 of each 16.
-template <int D, bool BF16> struct HalfSums {
-    using Tile = HalfTile<D>;
-    uint4 q[Tile::CHUNKS];
+template <class Ring> struct HalfSums {
+    static constexpr int D = Ring::D;
+    static constexpr bool BF16 = Ring::BF16;
+    uint4 q[Ring::CHUNKS];
     float sums[D / 16][4] = {};
     float largest[2] = {-INFINITY, -INFINITY}, total[2] = {};  // `total` of this lane's keys
 
     // From rows of heads.
-    __device__ __forceinline__ void load_queries(const unsigned char *rows, const AttendBlock &block, const HalfRing<D> &ring) {
-        const unsigned char *row = rows + ring.g * Tile::ROW;
+    __device__ __forceinline__ void load_queries(const AttendBlock &block, const Ring &ring) {
+        const unsigned char *row = ring.placed + ring.g * (2 * D);
 #pragma unroll
-        for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) {
+        for (int chunk = 0; chunk < Ring::CHUNKS; ++chunk) {
             q[chunk] = make_uint4(0, 0, 0, 0);
             if (uint32_t(ring.g) < block.heads && ring.has_chunk(chunk))
-                q[chunk] = *reinterpret_cast<const uint4 *>(row + (chunk * 4 + ring.t) * 16);
+                q[chunk] = *reinterpret_cast<const uint4 *>(row + ring.element(chunk) * 2);
         }
     }
 
     // Logits of keys g and g + 8 for heads 2t and 2t + 1, of keys that are not seen -infinity.
-    __device__ __forceinline__ void logits(float (&s)[4], const CqAttend &p, const HalfRing<D> &ring, int stage, int tile) const {
-        float odd[4] = {};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[i] = 0;
-#pragma unroll
-        for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) {
-            const uint4 low = *reinterpret_cast<const uint4 *>(ring.key_at(stage, 0, chunk));
-            const uint4 high = *reinterpret_cast<const uint4 *>(ring.key_at(stage, 1, chunk));
-            const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
-            mma_m16n8k16<BF16>(s, first, q[chunk].x, q[chunk].y);
-            mma_m16n8k16<BF16>(odd, second, q[chunk].z, q[chunk].w);
-        }
+    __device__ __forceinline__ void logits(float (&s)[4], const CqAttend &p, const Ring &ring, int stage, int tile) const {
+        ring.multiply(s, q, stage);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const uint32_t key = tile * KEYS + ring.g + i / 2 * 8;
-            s[i] = key >= ring.block.first && key <= ring.block.position ? logit_of(p, s[i] + odd[i]) : -INFINITY;
+            s[i] = key >= ring.block.first && key <= ring.block.position ? logit_of(p, s[i]) : -INFINITY;
         }
     }
 
@@ -167,7 +199,7 @@ template <int D, bool BF16> struct HalfSums {
         }
     }
 
-    __device__ __forceinline__ void add_values(const float (&weights)[4], const HalfRing<D> &ring, int stage, int lane) {
+    __device__ __forceinline__ void add_values(const float (&weights)[4], const unsigned char *values, int lane) {
         uint32_t rounded[2], rest[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -178,7 +210,7 @@ template <int D, bool BF16> struct HalfSums {
             rest[half] = transposed(to_pair<BF16>(x - of.x, y - of.y));
         }
         // Matrices of the tile: keys 0-7 with d 0-7 and d 8-15, then keys 8-15.
-        const unsigned char *row = ring.stage(stage) + Tile::KEY_BYTES + (lane % 8 + lane / 16 * 8) * Tile::VALUE_ROW + lane / 8 % 2 * 16;
+        const unsigned char *row = values + (lane % 8 + lane / 16 * 8) * Ring::VALUE_ROW + lane / 8 % 2 * 16;
 #pragma unroll
         for (int i = 0; i < D / 16; ++i) {
             uint32_t v[4];
@@ -205,13 +237,12 @@ template <int D, bool BF16> struct HalfSums {
     }
 };
 
-template <int D, bool BF16> __device__ __forceinline__ void attend_half(const CqAttend &p) {
-    constexpr uint32_t DTYPE = BF16 ? CQ_BF16 : CQ_F16;
+template <class Ring> __device__ __forceinline__ void attend_tiles(const CqAttend &p) {
     CQ_DYNAMIC_SHARED(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const AttendBlock block(p);
-    const HalfRing<D> ring(p, block, memory + warp * p.stages * HalfTile<D>::BYTES, lane);
-    unsigned char *placed = memory + ATTEND_WARPS * p.stages * HalfTile<D>::BYTES;
+    unsigned char *const placed = memory + ATTEND_WARPS * Ring::warp_bytes(p);
+    const Ring ring(p, block, memory + warp * Ring::warp_bytes(p), placed, lane);
     int next = block.first_tile + warp;
     uint32_t stage = 0;
     for (; stage < p.stages && uint32_t(next + 1) * KEYS <= block.settled; ++stage, next += ATTEND_WARPS) {
@@ -225,33 +256,35 @@ template <int D, bool BF16> __device__ __forceinline__ void attend_half(const Cq
         ring.copy_keys(next, stage);
         ring.template copy_values<true>(next, stage);
     }
-    place_heads<DTYPE, D, D>(p, block, placed);
-    HalfSums<D, BF16> found;
-    found.load_queries(placed, block, ring);
+    ring.place();
+    HalfSums<Ring> found;
+    found.load_queries(block, ring);
     stage = 0;
 #pragma unroll 1
     for (int tile = block.first_tile + warp; tile < block.end_tile; tile += ATTEND_WARPS, next += ATTEND_WARPS) {
         float weights[4];
         const bool has_new_key = tile == int(block.position / KEYS);
         ring.wait_for_next();
-        if (has_new_key) ring.place_key(stage, placed + HEADS * HalfTile<D>::ROW);
+        if (has_new_key) ring.place_key(stage);
         found.logits(weights, p, ring, stage, tile);
         found.weigh(weights);
         ring.copy_keys(next, stage);  // none behind the tile of the new key
         ring.wait_for_next();
+        if (has_new_key) ring.place_value(stage);
         if (block.appends && has_new_key) ring.append(stage);
+        const unsigned char *values = ring.value_rows(stage);
         __syncwarp();
-        found.add_values(weights, ring, stage, lane);
+        found.add_values(weights, values, lane);
         __syncwarp();
         ring.template copy_values<true>(next, stage);
         stage = stage + 1 == p.stages ? 0 : stage + 1;
     }
     wait_for_copies<0>();
     __syncthreads();  // rings become results
-    const WarpResults results(memory, D);
+    const WarpResults results(memory, Ring::D);
     found.store(results, warp, ring.g, ring.t);
     __syncthreads();
-    finish<4>(p, block, results, DTYPE);
+    ring.finish(results);
 }
 
 }  // namespace cq

@@ -5,7 +5,8 @@
 
 namespace cq {
 
-// HEAD_DIM: that of all heads, or 0 if only the launch knows it.
+// HEAD_DIM: that of all heads, or 0 if only the launch knows it; DTYPE likewise, or CQ_ANY_DTYPE.
+constexpr uint32_t CQ_ANY_DTYPE = 0xffffffffu;
 template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
     static constexpr int PAIRS = (MOST_HEAD_DIM + 63) / 64;  // of a lane
     const CqAttend &p;
@@ -28,6 +29,7 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
 
     static __device__ __forceinline__ int pair_of(int i) { return threadIdx.x % 32 + 32 * i; }
     __device__ __forceinline__ int head_dim() const { return HEAD_DIM ? HEAD_DIM : p.head_dim; }
+    __device__ __forceinline__ uint32_t dtype() const { return DTYPE == CQ_ANY_DTYPE ? p.dtype : DTYPE; }
 
     // Where an element is behind the turn, and before it.
     __device__ __forceinline__ int behind(int i, int element) const {
@@ -68,7 +70,7 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
                     to[i][element] = from[numbers + (p.turns_first ? behind(i, element) : before(i, element))];
                 });
         };
-        each([&](int i, int element) { loaded.x[i][element] = load_float(head, before(i, element), DTYPE); });
+        each([&](int i, int element) { loaded.x[i][element] = load_float(head, before(i, element), dtype()); });
         load(loaded.weight, norm.weight, 1);
         load(loaded.bias, norm.bias, 0);
         return loaded;
@@ -92,8 +94,8 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
         });
     }
 
-    // What was loaded to `to`, rounded.
-    __device__ __forceinline__ void place(Loaded loaded, const CqHeadNorm &norm, float growth, void *to) const {
+    // Hands elements of what was loaded, where they stand then, to `store`; they have yet to be rounded.
+    template <class Store> __device__ __forceinline__ void place(Loaded loaded, const CqHeadNorm &norm, float growth, Store store) const {
 #pragma unroll 1
         for (uint32_t step = 0; step < 2; ++step) {
             if (step != p.turns_first)
@@ -101,7 +103,7 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
             else if (norm.kind != CQ_HEADS_AS_THEY_ARE)
                 normalize(loaded, norm);
         }
-        each([&](int i, int element) { store_float(to, behind(i, element), DTYPE, loaded.x[i][element] * growth); });
+        each([&](int i, int element) { store(behind(i, element), loaded.x[i][element] * growth); });
     }
 };
 
@@ -126,8 +128,9 @@ __device__ __forceinline__ void place_heads(const CqAttend &p, const AttendBlock
             const unsigned char *head = is_key ? row_of(p.k, block.kv_head) : row_of(p.q, block.first_head + coming);
             next = placed.load(head, norm_of(coming), is_key ? block.kv_of_sequence : block.first_sink + coming);
         }
-        if (is_there(row))
-            placed.place(loaded, norm_of(row), row == HEADS ? 1 : growth, static_cast<unsigned char *>(to) + row * row_bytes);
+        if (!is_there(row)) continue;
+        unsigned char *head = static_cast<unsigned char *>(to) + row * row_bytes;
+        placed.place(loaded, norm_of(row), row == HEADS ? 1 : growth, [&](int at, float x) { store_float(head, at, DTYPE, x); });
     }
     __syncthreads();
 }

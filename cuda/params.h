@@ -352,6 +352,8 @@ typedef struct CqAttend {
     const void *v;      /* the same shape */
     void *keys;         /* [sequences, kv_heads, capacity, head_dim]: the cache, of which the row of the position is written */
     void *values;       /* the same shape */
+    void *key_groups;   /* [sequences, kv_heads, capacity, groups] of scale and bias in f16, of a cache of codes */
+    void *value_groups; /* the same, as many as values have */
     const float *sinks; /* [heads], logits of one more key, which has no value; may be null */
     void *y;            /* [sequences, heads, head_dim] */
     float *partial;     /* [shares][splits of the grid][8][head_dim + 2]: used if a sequence has several splits */
@@ -377,6 +379,8 @@ typedef struct CqAttend {
     uint32_t turns_first; /* 1: norms come behind the turn */
     float scale;        /* of scores, which are logits of base 2 if there is no cap */
     float cap;          /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
+    uint32_t dtype;     /* of q, k, v and y; of the cache, too, unless that has codes */
+    uint32_t unused;
 } CqAttend;
 
 /* Attention of `tokens` new tokens of each sequence, at `position` and behind, to a cache that has their keys and values.
@@ -384,22 +388,48 @@ typedef struct CqAttend {
  * Rows of heads begin at multiples of 16 bytes. Grid: (ceil(tokens * group / CQ_PROMPT_ROWS), sequences * kv_heads); with
  * heads of 256 elements, a block has half as many rows. */
 typedef struct CqAttendPrompt {
-    const void *q;      /* [sequences, tokens, heads, head_dim] */
-    const void *keys;   /* [sequences, kv_heads, capacity, head_dim] */
-    const void *values; /* the same shape */
-    const float *sinks; /* [heads], logits of one more key, which has no value; may be null */
-    void *y;            /* [sequences, tokens, heads, head_dim] */
+    const void *q;            /* [sequences, tokens, heads, head_dim] */
+    const void *keys;         /* [sequences, kv_heads, capacity, head_dim], of the dtype of q, or codes */
+    const void *values;       /* the same shape */
+    const void *key_groups;   /* [sequences, kv_heads, capacity, groups] of scale and bias in f16, of a cache of codes */
+    const void *value_groups; /* the same, as many as values have */
+    const float *sinks;       /* [heads], logits of one more key, which has no value; may be null */
+    void *y;                  /* [sequences, tokens, heads, head_dim] */
     uint32_t tokens;
-    uint32_t position;  /* of the first token */
-    uint32_t group;     /* query heads of a key head */
+    uint32_t position;   /* of the first token */
+    uint32_t group;      /* query heads of a key head */
+    uint32_t kv_heads;
+    uint32_t capacity;   /* of codes, a multiple of 16 */
+    uint32_t window;     /* tokens that one sees, itself included; 0: all */
+    uint32_t chunked;    /* 1: it sees those from the last multiple of `window` on */
+    uint32_t dtype;      /* of q and y; the rest is of kernels for codes */
+    uint32_t key_bits;   /* 8 or 4 */
+    uint32_t value_bits;
+    uint32_t stages;     /* of codes on their way or at hand: 1 or 2 */
+    uint32_t unused;
+    float scale;         /* of scores, which are logits of base 2 if there is no cap */
+    float cap;           /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
+} CqAttendPrompt;
+
+/* Keys and values of `tokens` new tokens of each sequence, as codes from row `position` of a cache on.
+ *
+ * Grid: (ceil(tokens / 4), sequences * kv_heads), 128 threads. */
+typedef struct CqAppend {
+    const void *k;      /* [sequences, tokens, kv_heads, head_dim] of dtype */
+    const void *v;      /* the same */
+    void *keys;         /* [sequences, kv_heads, capacity, head_dim] codes */
+    void *values;       /* the same */
+    void *key_groups;   /* [sequences, kv_heads, capacity, groups] of scale and bias in f16 */
+    void *value_groups; /* the same, as many as values have */
+    uint32_t tokens;
+    uint32_t position;
     uint32_t kv_heads;
     uint32_t capacity;
-    uint32_t window;    /* tokens that one sees, itself included; 0: all */
-    uint32_t chunked;   /* 1: it sees those from the last multiple of `window` on */
+    uint32_t key_bits;  /* 8 or 4 */
+    uint32_t value_bits;
+    uint32_t dtype;
     uint32_t unused;
-    float scale;        /* of scores, which are logits of base 2 if there is no cap */
-    float cap;          /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
-} CqAttendPrompt;
+} CqAppend;
 
 /* Rows of a weight, dequantized: all of them, or those named by ids. */
 typedef struct CqDequantize {

@@ -82,17 +82,31 @@ template <int BITS_> struct Affine : FloatScales {
     }
 
     static __device__ __forceinline__ void quantize_group(const CqQuantize &p, LaneOfGroup &own, uint64_t group, bool stores) {
-        constexpr float LARGEST_CODE = (1 << BITS) - 1;
         const GroupScale of_group = scale_and_bias(own);
 #pragma unroll
-        for (int i = 0; i < MAX_PER_LANE; ++i) {
-            const float steps = rintf(__fdiv_rn(__fsub_rn(own.weight[i], of_group.bias), of_group.scale));
-            own.code[i] = static_cast<uint32_t>(fminf(fmaxf(steps, 0.0f), LARGEST_CODE));
-        }
+        for (int i = 0; i < MAX_PER_LANE; ++i) own.code[i] = code_of(own.weight[i], of_group);
         if (stores) {
             store_float(p.scales, group, p.dtype, of_group.scale);
             store_float(p.biases, group, p.dtype, of_group.bias);
         }
+    }
+
+    static __device__ __forceinline__ uint32_t code_of(float weight, const GroupScale &of_group) {
+        const float steps = rintf(__fdiv_rn(__fsub_rn(weight, of_group.bias), of_group.scale));
+        return static_cast<uint32_t>(fminf(fmaxf(steps, 0.0f), (1 << BITS) - 1));
+    }
+
+    // Scale and bias of weights from `low` to `high`, not yet rounded to their dtype.
+    static __device__ __forceinline__ GroupScale of_range(float low, float high) {
+        const float range = __fsub_rn(high, low);
+        if (BITS == 1) return {fmaxf(range, SMALLEST_SCALE), low, 0.0f};
+        const float step = fmaxf(__fdiv_rn(range, (1 << BITS) - 1), SMALLEST_SCALE);
+        const bool low_is_larger = fabsf(low) > fabsf(high);
+        const float scale = low_is_larger ? step : -step, edge = low_is_larger ? low : high;
+        const float steps_to_edge = rintf(__fdiv_rn(edge, scale));
+        if (steps_to_edge == 0) return {scale, 0.0f, 0.0f};
+        // Zero is then a multiple of the scale away from the edge, hence exact.
+        return {__fdiv_rn(edge, steps_to_edge), edge, 0.0f};
     }
 
   private:
@@ -159,7 +173,7 @@ template <int BITS_> struct Affine : FloatScales {
         return value;
     }
 
-    // Scale and bias of a group, not yet rounded to the dtype of the weights.
+    // Those of a group.
     static __device__ __forceinline__ GroupScale scale_and_bias(const LaneOfGroup &own) {
         float low = __uint_as_float(0x7f800000u), high = -low;
 #pragma unroll
@@ -168,17 +182,7 @@ template <int BITS_> struct Affine : FloatScales {
             low = own.weight[i] < low ? own.weight[i] : low;
             high = own.weight[i] > high ? own.weight[i] : high;
         }
-        low = first_smallest_of(low);
-        high = -first_smallest_of(-high);
-        const float range = __fsub_rn(high, low);
-        if (BITS == 1) return {fmaxf(range, SMALLEST_SCALE), low, 0.0f};
-        const float step = fmaxf(__fdiv_rn(range, (1 << BITS) - 1), SMALLEST_SCALE);
-        const bool low_is_larger = fabsf(low) > fabsf(high);
-        const float scale = low_is_larger ? step : -step, edge = low_is_larger ? low : high;
-        const float steps_to_edge = rintf(__fdiv_rn(edge, scale));
-        if (steps_to_edge == 0) return {scale, 0.0f, 0.0f};
-        // Zero is then a multiple of the scale away from the edge, hence exact.
-        return {__fdiv_rn(edge, steps_to_edge), edge, 0.0f};
+        return of_range(first_smallest_of(low), -first_smallest_of(-high));
     }
 
     // The stream from weight i of unit U at bit LEAD of the low half, from weight i + 8 of the high half.

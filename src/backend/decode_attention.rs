@@ -35,8 +35,9 @@ pub(crate) struct NewToken<'a> {
 ///
 /// The result is `[B, 1, heads * head_dim]`; none, and then no token is appended, if there is no kernel for it: of more
 /// tokens than one, on other devices than CUDA's, of heads of other sizes than 64, 80, 96, 128 and 256 (in F32 up to
-/// 256). Scores and softmax are f32, outputs are rounded once, and do not depend on the order of blocks, or on which of several cards of one kind it is. There is
-/// no gradient.
+/// 256); with a cache of codes, which nothing else reads, devices and sizes that have no kernel are an error. Scores and softmax are
+/// f32, outputs are rounded once, and do not depend on the order of blocks, or on which of several cards of one kind it is;
+/// beside codes, queries, keys and values are halves. There is no gradient.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit, options name sequences, of which all have a token here, or there is no
@@ -49,8 +50,11 @@ pub fn decode_attention(
     options: AttentionOptions,
 ) -> Result<Option<Tensor>> {
     let (sizes, sinks) = checked([q, k, v], cache, &options)?;
-    if sizes.tokens != 1 || sizes.batch == 0 || !matches!(q.device(), Device::Cuda(_)) {
+    if sizes.tokens != 1 || sizes.batch == 0 {
         return Ok(None);
+    }
+    if !matches!(q.device(), Device::Cuda(_)) {
+        return without_kernel(cache, q);
     }
     let (rows, settled) = cache.room_for(k, 1)?;
     let token = NewToken {
@@ -64,9 +68,24 @@ pub fn decode_attention(
         config: cache.config(),
         settled,
     };
-    let Some(y) = cuda::attend(&rows, &token)? else { return Ok(None) };
+    let Some(y) = cuda::attend(&rows, &token)? else { return without_kernel(cache, q) };
     cache.launched(|_| true);
     Ok(Some(without_gradient("kv-cache-attention", &[q, k, v], y)?))
+}
+
+/// None, after which tensors may be appended to a cache; of one of codes, which nothing but kernels reads, an error.
+pub(super) fn without_kernel(cache: &DeviceKvCache, q: &Tensor) -> Result<Option<Tensor>> {
+    if cache.codes().is_none() {
+        return Ok(None);
+    }
+    let KvCacheConfig { keys, values, head_dim, .. } = cache.config();
+    let (dtype, device) = (q.dtype(), q.device().location());
+    Err(Error::Unsupported {
+        what: format!(
+            "a KV cache with keys in {keys} and values in {values} for {dtype:?} in heads of {head_dim} on {device:?}"
+        ),
+        remedy: "choose f32, f16 or bf16".to_string(),
+    })
 }
 
 /// Sizes of queries, and contiguous sinks, if all fit the cache and each other.

@@ -2,11 +2,19 @@
 
 use super::attention::AttentionOptions;
 use super::cuda;
-use super::decode_attention::checked;
+use super::decode_attention::{checked, without_kernel};
 use crate::known::without_gradient;
 use crate::tensor::{DeviceKvCache, KvCacheConfig};
 use crate::Result;
 use candle_core::Tensor;
+
+/// Keys and values of new tokens, `[B, T, kv_heads, head_dim]`, the first of which has this position.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct NewRows<'a> {
+    pub(crate) k: &'a Tensor,
+    pub(crate) v: &'a Tensor,
+    pub(crate) position: usize,
+}
 
 /// What new tokens attend with, whose keys and values the cache has already.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
@@ -30,9 +38,10 @@ pub(crate) struct NewTokens<'a> {
 /// * `k`, `v`: `[B, T, kv_heads, head_dim]`, of the same dtype.
 ///
 /// The result is `[B, T, heads * head_dim]`; none, and then no token is appended, if there is no kernel for it: on other devices
-/// than CUDA's, for other dtypes than F16 and BF16, of heads of other sizes than 64, 80, 96, 128 and 256, on a card with too
-/// little shared memory for them, or of more than 65535 heads of keys in all. Scores and softmax are f32, outputs are rounded
-/// once, and are the same on any card of one kind. A single token of each sequence takes
+/// than CUDA's, for other dtypes than F16 and BF16 (beside codes, F32), of heads of other sizes than 64, 80, 96, 128 and 256, on a
+/// card with too little shared memory for them, or of more than 65535 heads of keys in all; with a cache of codes, which nothing
+/// else reads, that is an error. Scores and softmax are f32, outputs are rounded once, and are the same on any card of one kind;
+/// beside codes, queries, keys and values are halves. A single token of each sequence takes
 /// [`decode_attention`](super::decode_attention), which divides its keys among more blocks. There is no gradient.
 ///
 /// ```
@@ -52,7 +61,7 @@ pub(crate) struct NewTokens<'a> {
 /// ```
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit, options name sequences, of which all have tokens here, sequences of the cache have not
+/// If shapes, dtypes or devices do not fit, there is no kernel that reads the cache's codes, options name sequences, of which all have tokens here, sequences of the cache have not
 /// the same length, or there is no room for the tokens ([`Error::OutOfCache`](crate::Error::OutOfCache)).
 pub fn prefill_attention(
     q: &Tensor,
@@ -62,12 +71,21 @@ pub fn prefill_attention(
     options: AttentionOptions,
 ) -> Result<Option<Tensor>> {
     let (sizes, sinks) = checked([q, k, v], cache, &options)?;
-    if sizes.batch == 0 || sizes.tokens == 0 || !cuda::attends_to_prompts(q, cache.config().kv_heads)? {
+    if sizes.batch == 0 || sizes.tokens == 0 {
         return Ok(None);
     }
+    let codes = cache.codes();
+    if !cuda::attends_to_prompts(q, cache.config().kv_heads, codes)? {
+        return without_kernel(cache, q);
+    }
     let position = cache.len();
-    cache.append(k, v)?;
-    let (rows, _) = cache.room_for(k, 0)?;
+    let (rows, settled) = cache.room_for_all(k, sizes.tokens)?;
+    if codes.is_some() {
+        cuda::append_codes(&rows, &NewRows { k, v, position })?;
+        cache.appended(sizes.tokens, settled);
+    } else {
+        cache.append(k, v)?;
+    }
     let tokens = NewTokens {
         q,
         sinks: sinks.as_ref(),

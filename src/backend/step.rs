@@ -3,6 +3,7 @@
 
 use super::low_rank::Update;
 use super::routing::Routing;
+use crate::tensor::DeviceRows;
 use crate::{Error, KvCache, QuantTensor};
 use candle_core::Tensor;
 use std::sync::Arc;
@@ -233,8 +234,7 @@ pub(crate) const NO_POSITION: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) struct CacheRows {
-    /// `[2, B, kv_heads, capacity, head_dim]`.
-    pub(crate) rows: Tensor,
+    pub(crate) rows: DeviceRows,
     pub(crate) window: Option<usize>,
     pub(crate) is_chunked: bool,
 }

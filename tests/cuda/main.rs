@@ -15,6 +15,7 @@ mod process;
 mod zeros;
 
 mod attention;
+mod cache_codes;
 mod cards;
 mod column_scaled;
 mod expected;

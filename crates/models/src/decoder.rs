@@ -127,11 +127,11 @@ impl Model {
         let stored = vb.checkpoint().map(|checkpoint| config.stored_in(checkpoint));
         let config = stored.as_ref().unwrap_or(config);
         config.validate()?;
-        options.cache.validate(vb.device().is_cpu())?;
         let dtype = vb.dtype();
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
         }
+        options.cache.validate(vb.device().is_cpu(), dtype)?;
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let root = Root::find(|name| vb.contains_tensor(name));
         let model = root.decoder(&vb);

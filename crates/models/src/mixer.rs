@@ -77,7 +77,7 @@ impl Mixer {
 
     pub fn cache_formats(&self) -> Option<(KvFormat, KvFormat)> {
         match self {
-            Self::Attention(attention) => attention.cache_formats(),
+            Self::Attention(attention) => Some(attention.cache_formats()),
             Self::Linear(_) => None,
         }
     }

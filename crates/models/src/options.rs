@@ -19,7 +19,7 @@ pub struct ModelOptions {
 /// How keys and values are held.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CacheOptions {
-    /// The format of keys; the dtype of activations without one. Other formats need the CPU.
+    /// The format of keys; the dtype of activations without one. On a CUDA device both are that, or both are codes.
     pub keys: Option<KvFormat>,
     /// The format of values, likewise.
     pub values: Option<KvFormat>,
@@ -57,17 +57,22 @@ impl CacheOptions {
         }
     }
 
-    /// Refuses formats that the device does not have.
+    /// Refuses formats that no cache on the device has, for activations of this dtype.
     ///
     /// # Errors
-    /// If there is one, and the device is not the CPU.
-    pub fn validate(&self, is_cpu: bool) -> Result<()> {
-        match self.keys.or(self.values) {
-            Some(format) if !is_cpu => Err(Error::Unsupported {
-                what: format!("a KV cache in {format} on a device other than the CPU"),
-                remedy: "leave the format to the dtype of activations".to_string(),
-            }),
-            _ => Ok(()),
+    /// On other devices than the CPU, if keys or values are in another format than the activations and not both are of codes.
+    pub fn validate(&self, is_cpu: bool, dtype: DType) -> Result<()> {
+        let (of_dtype, (keys, values)) = (Self::default().formats(dtype), self.formats(dtype));
+        let are_codes =
+            [keys, values].iter().all(|format| matches!(format, KvFormat::Affine8 | KvFormat::Affine4));
+        if is_cpu || are_codes || (keys, values) == of_dtype {
+            return Ok(());
         }
+        Err(Error::Unsupported {
+            what: format!(
+                "a KV cache with keys in {keys} and values in {values} on a device other than the CPU"
+            ),
+            remedy: format!("choose 8bit or 4bit for both, or leave both in {}, as activations", of_dtype.0),
+        })
     }
 }

@@ -25,6 +25,15 @@ const UNSPLIT: usize = CQ_ATTEND_UNSPLIT as usize;
 /// Blocks that a launch has if there are keys for them: two for each of 132 multiprocessors.
 const BLOCKS: usize = 264;
 
+/// What a cache holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cached {
+    /// Numbers of the dtype of queries.
+    Numbers,
+    /// Codes of so many bits, of keys and of values.
+    Codes([usize; 2]),
+}
+
 /// Queries, and the keys that they share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttendShape {
@@ -54,12 +63,15 @@ impl Attend {
     /// shared memory for it.
     pub(super) fn plan(
         shape: AttendShape,
-        dtype: DType,
+        (dtype, cached): (DType, Cached),
         seen: Option<RangeInclusive<usize>>,
         (bf16, most_shared_bytes): (bool, usize),
     ) -> Option<Self> {
         let AttendShape { sequences, heads, kv_heads, head_dim } = shape;
-        let kernel = kernel(head_dim, dtype).filter(|_| bf16 || dtype != DType::BF16)?;
+        let kernel = match cached {
+            Cached::Numbers => kernel(head_dim, dtype).filter(|_| bf16 || dtype != DType::BF16)?,
+            Cached::Codes(bits) => codes_kernel(head_dim, dtype, bits)?,
+        };
         let bytes = |stages| shared_bytes(kernel, head_dim, stages);
         let stages = [2, 1].into_iter().find(|stages| bytes(*stages) <= most_shared_bytes)?;
         let shares = sequences * kv_heads * (heads / kv_heads).div_ceil(HEADS);
@@ -107,16 +119,57 @@ fn kernel(head_dim: usize, dtype: DType) -> Option<Kernel> {
     }
 }
 
-/// The kernel for several new tokens, if there is one for heads of this size and dtype and the card, which multiplies `bf16` or does
-/// not, has room for its blocks.
-pub(super) fn prompt_kernel(
-    head_dim: usize,
-    dtype: DType,
-    (bf16, shared_bytes): (bool, usize),
-) -> Option<Kernel> {
-    let is_half = matches!(dtype, DType::F16) || (bf16 && matches!(dtype, DType::BF16));
-    let fits = HEAD_DIMS.contains(&head_dim) && prompt_shared_bytes(head_dim) <= shared_bytes;
-    (is_half && fits).then_some(Kernel::AttendPrompt { head_dim, bf16: dtype == DType::BF16 })
+/// Whether kernels read queries of this dtype beside codes.
+fn is_read_beside_codes(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
+}
+
+fn codes_kernel(head_dim: usize, dtype: DType, [key_bits, value_bits]: [usize; 2]) -> Option<Kernel> {
+    (HEAD_DIMS.contains(&head_dim) && is_read_beside_codes(dtype)).then_some(Kernel::AttendCodes {
+        head_dim,
+        key_bits,
+        value_bits,
+    })
+}
+
+/// A launch for several new tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AttendPrompt {
+    pub(super) kernel: Kernel,
+    /// Of codes that are on their way or at hand.
+    pub(super) stages: usize,
+    pub(super) shared_bytes: usize,
+}
+
+impl AttendPrompt {
+    /// None if there is no kernel for heads of this size and dtype, or the card, which multiplies `bf16` or does not, has no room for
+    /// its blocks.
+    pub(super) fn plan(
+        head_dim: usize,
+        (dtype, cached): (DType, Cached),
+        (bf16, most_shared_bytes): (bool, usize),
+    ) -> Option<Self> {
+        if !HEAD_DIMS.contains(&head_dim) {
+            return None;
+        }
+        let (kernel, stages): (_, &[usize]) = match cached {
+            Cached::Numbers => {
+                let is_half = dtype == DType::F16 || (bf16 && dtype == DType::BF16);
+                (is_half.then_some(Kernel::AttendPrompt { head_dim, bf16: dtype == DType::BF16 })?, &[2])
+            }
+            Cached::Codes(_) => {
+                (is_read_beside_codes(dtype).then_some(Kernel::AttendPromptCodes { head_dim })?, &[2, 1])
+            }
+        };
+        let plans = stages.iter().map(|&stages| {
+            let shared_bytes = match cached {
+                Cached::Numbers => stages * prompt_tile_bytes(head_dim),
+                Cached::Codes(bits) => prompt_codes_shared_bytes(head_dim, bits, stages),
+            };
+            Self { kernel, stages, shared_bytes }
+        });
+        plans.into_iter().find(|plan| plan.shared_bytes <= most_shared_bytes)
+    }
 }
 
 /// Queries of a block: those of large heads are shared by two warps.
@@ -124,12 +177,32 @@ pub(super) fn prompt_rows(head_dim: usize) -> usize {
     CQ_PROMPT_ROWS as usize / if head_dim > 128 { 2 } else { 1 }
 }
 
-/// Shared memory of its blocks: two stages of keys and values. `PromptShape` of `cuda/attend_prompt.cu` has the same numbers.
-pub(super) fn prompt_shared_bytes(head_dim: usize) -> usize {
-    let keys = if head_dim > 128 { 32 } else { 64 };
+/// Keys of a step of its blocks.
+fn prompt_keys(head_dim: usize) -> usize {
+    if head_dim > 128 {
+        32
+    } else {
+        64
+    }
+}
+
+/// Keys and values of a step as halves. `PromptShape` of `cuda/attend_prompt.cuh` has the same numbers.
+pub(super) fn prompt_tile_bytes(head_dim: usize) -> usize {
     let key_row = ((2 * head_dim).div_ceil(64) | 1) * 64;
     let value_row = ((head_dim / 8) | 1) * 16;
-    2 * keys * (key_row + value_row)
+    prompt_keys(head_dim) * (key_row + value_row)
+}
+
+/// A tile, stages of codes, a factor for each row.
+pub(super) fn prompt_codes_shared_bytes(head_dim: usize, bits: [usize; 2], stages: usize) -> usize {
+    let of_row: usize = bits.into_iter().map(|bits| head_dim * bits / 8 + 4 * groups(head_dim, bits)).sum();
+    let factors = prompt_rows(head_dim) * size_of::<f32>();
+    prompt_tile_bytes(head_dim) + stages * prompt_keys(head_dim) * of_row + factors
+}
+
+/// Groups of a row of codes.
+fn groups(head_dim: usize, bits: usize) -> usize {
+    head_dim.div_ceil(if bits == 8 { 64 } else { 32 })
 }
 
 /// What warps copy, `stages` tiles each, or what they found, or the factors of splits behind a flag: one after the other. Behind
@@ -140,10 +213,27 @@ pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> us
     let found = WARPS * HEADS * (head_dim + 4 + 2) * size_of::<f32>();
     let factors = 16 + MOST_SPLITS * HEADS * size_of::<f32>();
     let placed = (HEADS + 1) * head_dim;
-    let used = if kernel == Kernel::AttendF32 {
-        found + placed * size_of::<f32>()
-    } else {
-        (WARPS * stages * KEYS * chunks * 16 + placed * size_of::<f16>()).max(found)
+    let used = match kernel {
+        Kernel::AttendF32 => found + placed * size_of::<f32>(),
+        Kernel::AttendCodes { key_bits, value_bits, .. } => {
+            let bits = [key_bits, value_bits];
+            // Of each plane codes for each lane, of groups that may be cut short, and scales and biases; then a tile of values as halves.
+            let plane = |bits: usize| {
+                let groups = groups(head_dim, bits);
+                let group = if bits == 8 { 64 } else { 32 };
+                (KEYS * groups * (group * bits / 8 + 4)).next_multiple_of(16)
+            };
+            let stage: usize = bits.into_iter().map(plane).sum();
+            let warp = KEYS * ((head_dim / 8) | 1) * 16 + stages * stage;
+            let rows: usize = bits.iter().map(|bits| (head_dim * bits / 8).next_multiple_of(16) + 32).sum();
+            let of_head = head_dim * size_of::<f16>() + (1 + groups(head_dim, key_bits)) * size_of::<f32>();
+            let halves = HEADS * of_head;
+            let placed = halves + rows + WARPS * head_dim * size_of::<f32>();
+            // Outputs that are to be rotated back.
+            let outputs = if value_bits == 4 { HEADS * head_dim * size_of::<f32>() } else { 0 };
+            (WARPS * warp + placed).max(found + outputs)
+        }
+        _ => (WARPS * stages * KEYS * chunks * 16 + placed * size_of::<f16>()).max(found),
     };
     used.max(factors)
 }
@@ -156,7 +246,7 @@ mod tests {
     const H200: (bool, usize) = (true, 113 << 10);
 
     fn plan(shape: AttendShape, seen: RangeInclusive<usize>) -> Attend {
-        Attend::plan(shape, DType::BF16, Some(seen), H200).unwrap()
+        Attend::plan(shape, (DType::BF16, Cached::Numbers), Some(seen), H200).unwrap()
     }
 
     #[test]
@@ -172,7 +262,7 @@ mod tests {
                 assert!(splits <= 64 && (tiles > 12 || splits == 1));
                 assert!(shares >= sequences * kv_heads && (shares * splits <= 264 || splits == 1));
                 // One launch for all positions has blocks for each.
-                let all = Attend::plan(shape, DType::BF16, None, H200).unwrap();
+                let all = Attend::plan(shape, (DType::BF16, Cached::Numbers), None, H200).unwrap();
                 assert!(all.splits == most_splits && splits <= most_splits);
                 assert_eq!(Attend { splits, ..all }, plan(shape, first..=position));
             }
@@ -186,7 +276,10 @@ mod tests {
     #[test]
     fn cards_differ_in_what_is_on_its_way_alone() {
         let shape = AttendShape { sequences: 1, heads: 32, kv_heads: 8, head_dim: 128 };
-        let on = |most_shared| Attend::plan(shape, DType::F16, Some(0..=700), (false, most_shared)).unwrap();
+        let on = |most_shared| {
+            let of = (DType::F16, Cached::Numbers);
+            Attend::plan(shape, of, Some(0..=700), (false, most_shared)).unwrap()
+        };
         let (small, large) = (on(48 << 10), on(113 << 10));
         assert_eq!((small.stages, large.stages), (1, 2));
         assert_eq!((small.shared_bytes, large.shared_bytes), (36_096, 69_888));
@@ -198,7 +291,7 @@ mod tests {
         let of = |head_dim, dtype, card| {
             Attend::plan(
                 AttendShape { sequences: 1, heads: 8, kv_heads: 2, head_dim },
-                dtype,
+                (dtype, Cached::Numbers),
                 Some(0..=9),
                 card,
             )
@@ -211,20 +304,31 @@ mod tests {
                 && of(64, DType::F16, (false, 48 << 10)).is_some()
         );
         assert!(of(256, DType::F16, (true, 48 << 10)).is_none() && of(256, DType::F16, H200).is_some());
+
+        let prompt = |head_dim, dtype, cached, card| {
+            AttendPrompt::plan(head_dim, (dtype, cached), card).map(|plan| plan.stages)
+        };
+        let (turing, codes) = ((false, 64 << 10), Cached::Codes([8, 8]));
+        assert_eq!(prompt(128, DType::F16, Cached::Numbers, turing), None);
+        assert_eq!(prompt(128, DType::F32, Cached::Numbers, H200), None);
+        // Codes leave room for one stage, whatever multiplies.
+        assert_eq!(prompt(128, DType::BF16, codes, turing), Some(1));
+        assert_eq!(prompt(128, DType::F32, codes, H200), Some(2));
+        assert_eq!((prompt(128, DType::F64, codes, H200), prompt(72, DType::F16, codes, H200)), (None, None));
     }
 
     /// The kernels' own source, compiled for the host, has the same numbers.
     #[test]
     fn shared_memory_of_prompts_is_that_of_the_kernels() {
-        let source = include_str!("../../../cuda/attend_prompt.cu");
+        let source = include_str!("../../../cuda/attend_prompt.cuh");
         let begin = source.find("template <int D> struct PromptShape").expect("the shape");
         let shape = &source[begin..begin + source[begin..].find("};").expect("its end") + 2];
         let mut program = format!(
-            "#include <cstdio>\nconstexpr int THREADS = {CQ_ATTEND_THREADS};\n{shape}\nint main() {{\n"
+            "#include <cstdio>\nconstexpr int PROMPT_THREADS = {CQ_ATTEND_THREADS};\n{shape}\nint main() {{\n"
         );
         for head_dim in HEAD_DIMS {
             program += &format!(
-                "printf(\"%d %d\\n\", 2 * PromptShape<{head_dim}>::STAGE, PromptShape<{head_dim}>::ROWS);\n"
+                "printf(\"%d %d\\n\", PromptShape<{head_dim}>::STAGE, PromptShape<{head_dim}>::ROWS);\n"
             );
         }
         let dir = tempfile::tempdir().unwrap();
@@ -240,7 +344,7 @@ mod tests {
         let told = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
         assert_eq!(
             told.lines().collect::<Vec<_>>(),
-            HEAD_DIMS.map(|d| format!("{} {}", prompt_shared_bytes(d), prompt_rows(d)))
+            HEAD_DIMS.map(|d| format!("{} {}", prompt_tile_bytes(d), prompt_rows(d)))
         );
     }
 }

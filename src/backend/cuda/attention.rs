@@ -5,15 +5,15 @@ mod prompt;
 #[cfg(test)]
 mod tests;
 
-use super::attend::{Attend, AttendShape};
+use super::attend::{Attend, AttendShape, Cached};
 use super::bindings::CqAttend;
 use super::card::Card;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked, View};
 use super::workspace;
 use crate::backend::NewToken;
-pub(super) use call::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
-use candle_core::backend::BackendStorage;
+use crate::tensor::DeviceRows;
+pub(super) use call::{AttendCall, AttendMemory, CacheAddresses, HeadNormCall, Positions, Turns};
 use candle_core::cuda_backend::cudarc::driver::sys::CUstreamCaptureStatus;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::cuda_backend::WrapErr;
@@ -21,15 +21,15 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     bail, CpuStorage, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
 };
-pub(crate) use prompt::{attend_prompt, attends_to_prompts};
+pub(crate) use prompt::{append_codes, attend_prompt, attends_to_prompts};
 use std::sync::Arc;
 
-/// `[B, 1, heads * head_dim]`, what the tokens see of a cache `[2, B, kv_heads, capacity, head_dim]`, to which theirs are
-/// appended. None, with nothing appended, if there is no kernel for it.
-pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>> {
-    let Device::Cuda(device) = cache.device() else { return Ok(None) };
+/// `[B, 1, heads * head_dim]`, what the tokens see of a cache, to which theirs are appended. None, with nothing appended, if there
+/// is no kernel for it.
+pub(crate) fn attend(cache: &DeviceRows, token: &NewToken) -> Result<Option<Tensor>> {
+    let Device::Cuda(device) = cache.memory.device() else { return Ok(None) };
     let (batch, _, heads, head_dim) = token.q.dims4()?;
-    let [_, _, kv_heads, capacity, _] = cache.dims()[..] else { bail!("a cache has five dimensions") };
+    let &DeviceRows { kv_heads, capacity, .. } = cache;
     let stream = device.cuda_stream();
     let card = Card::of(stream.context())?;
     let each = match token.positions {
@@ -44,7 +44,7 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
             }
             let each = each.iter().map(|position| u32_of("position", *position));
             let each = each.collect::<Result<Vec<_>>>()?;
-            Some(Tensor::new(each, cache.device())?)
+            Some(Tensor::new(each, cache.memory.device())?)
         }
     };
     let each = each.as_ref().map(Locked::new);
@@ -64,6 +64,7 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
     let call = AttendCall {
         shape: AttendShape { sequences: batch, heads, kv_heads, head_dim },
         dtype: token.q.dtype(),
+        cached: Cached::of(cache),
         capacity,
         positions,
         window: token.config.window,
@@ -111,7 +112,7 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
             ..Default::default()
         };
         let params = call.params(&plan, &memory)?;
-        cache.inplace_op1(&Append { stream: &stream, plan, params })?;
+        cache.memory.inplace_op1(&Append { stream: &stream, rows: cache, plan, params })?;
     }
     Ok(Some(Tensor::from_storage(Storage::Cuda(output), y_shape, BackpropOp::none(), false)))
 }
@@ -119,6 +120,7 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
 /// The launch, as an operation on the cache.
 struct Append<'a> {
     stream: &'a Arc<CudaStream>,
+    rows: &'a DeviceRows,
     plan: Attend,
     /// Without the addresses of the cache. All others are held until after the launch, and of shapes and an alignment that
     /// the header asks for.
@@ -135,14 +137,17 @@ impl InplaceOp1 for Append<'_> {
     }
 
     fn cuda_fwd(&self, cache: &mut CudaStorage, layout: &Layout) -> Result<()> {
-        let Some((0, elements)) = layout.contiguous_offsets() else {
+        let Some((0, _)) = layout.contiguous_offsets() else {
             bail!("a contiguous cache is needed here, found layout {layout:?}")
         };
-        let bytes = elements * cache.dtype().size_in_bytes();
-        let rows = address_mut(cache, self.stream)?;
+        let memory = address_mut(cache, self.stream)?;
+        let CacheAddresses { keys, values, key_groups, value_groups } =
+            CacheAddresses::of(self.rows, memory.get());
         let params = CqAttend {
-            keys: rows.as_mut_ptr(),
-            values: (rows.get() + bytes as u64 / 2) as *mut _,
+            keys: keys as *mut _,
+            values: values as *mut _,
+            key_groups: key_groups as *mut _,
+            value_groups: value_groups as *mut _,
             ..self.params
         };
         let Attend { kernel, shares, splits, shared_bytes, .. } = self.plan;

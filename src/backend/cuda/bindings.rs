@@ -551,6 +551,8 @@ pub struct CqAttend {
     pub v: *const ::core::ffi::c_void,
     pub keys: *mut ::core::ffi::c_void,
     pub values: *mut ::core::ffi::c_void,
+    pub key_groups: *mut ::core::ffi::c_void,
+    pub value_groups: *mut ::core::ffi::c_void,
     pub sinks: *const f32,
     pub y: *mut ::core::ffi::c_void,
     pub partial: *mut f32,
@@ -576,41 +578,47 @@ pub struct CqAttend {
     pub turns_first: u32,
     pub scale: f32,
     pub cap: f32,
+    pub dtype: u32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqAttend"][::core::mem::size_of::<CqAttend>() - 224usize];
+    ["Size of CqAttend"][::core::mem::size_of::<CqAttend>() - 248usize];
     ["Alignment of CqAttend"][::core::mem::align_of::<CqAttend>() - 8usize];
     ["Offset of field: CqAttend::q"][::core::mem::offset_of!(CqAttend, q) - 0usize];
     ["Offset of field: CqAttend::k"][::core::mem::offset_of!(CqAttend, k) - 8usize];
     ["Offset of field: CqAttend::v"][::core::mem::offset_of!(CqAttend, v) - 16usize];
     ["Offset of field: CqAttend::keys"][::core::mem::offset_of!(CqAttend, keys) - 24usize];
     ["Offset of field: CqAttend::values"][::core::mem::offset_of!(CqAttend, values) - 32usize];
-    ["Offset of field: CqAttend::sinks"][::core::mem::offset_of!(CqAttend, sinks) - 40usize];
-    ["Offset of field: CqAttend::y"][::core::mem::offset_of!(CqAttend, y) - 48usize];
-    ["Offset of field: CqAttend::partial"][::core::mem::offset_of!(CqAttend, partial) - 56usize];
-    ["Offset of field: CqAttend::arrivals"][::core::mem::offset_of!(CqAttend, arrivals) - 64usize];
-    ["Offset of field: CqAttend::positions"][::core::mem::offset_of!(CqAttend, positions) - 72usize];
-    ["Offset of field: CqAttend::turns"][::core::mem::offset_of!(CqAttend, turns) - 80usize];
-    ["Offset of field: CqAttend::growth"][::core::mem::offset_of!(CqAttend, growth) - 88usize];
-    ["Offset of field: CqAttend::q_norm"][::core::mem::offset_of!(CqAttend, q_norm) - 96usize];
-    ["Offset of field: CqAttend::k_norm"][::core::mem::offset_of!(CqAttend, k_norm) - 128usize];
-    ["Offset of field: CqAttend::group"][::core::mem::offset_of!(CqAttend, group) - 160usize];
-    ["Offset of field: CqAttend::kv_heads"][::core::mem::offset_of!(CqAttend, kv_heads) - 164usize];
-    ["Offset of field: CqAttend::head_dim"][::core::mem::offset_of!(CqAttend, head_dim) - 168usize];
-    ["Offset of field: CqAttend::capacity"][::core::mem::offset_of!(CqAttend, capacity) - 172usize];
-    ["Offset of field: CqAttend::position"][::core::mem::offset_of!(CqAttend, position) - 176usize];
-    ["Offset of field: CqAttend::settled"][::core::mem::offset_of!(CqAttend, settled) - 180usize];
-    ["Offset of field: CqAttend::window"][::core::mem::offset_of!(CqAttend, window) - 184usize];
-    ["Offset of field: CqAttend::chunked"][::core::mem::offset_of!(CqAttend, chunked) - 188usize];
-    ["Offset of field: CqAttend::splits"][::core::mem::offset_of!(CqAttend, splits) - 192usize];
-    ["Offset of field: CqAttend::stages"][::core::mem::offset_of!(CqAttend, stages) - 196usize];
-    ["Offset of field: CqAttend::turn_rows"][::core::mem::offset_of!(CqAttend, turn_rows) - 200usize];
-    ["Offset of field: CqAttend::pairs"][::core::mem::offset_of!(CqAttend, pairs) - 204usize];
-    ["Offset of field: CqAttend::interleaved"][::core::mem::offset_of!(CqAttend, interleaved) - 208usize];
-    ["Offset of field: CqAttend::turns_first"][::core::mem::offset_of!(CqAttend, turns_first) - 212usize];
-    ["Offset of field: CqAttend::scale"][::core::mem::offset_of!(CqAttend, scale) - 216usize];
-    ["Offset of field: CqAttend::cap"][::core::mem::offset_of!(CqAttend, cap) - 220usize];
+    ["Offset of field: CqAttend::key_groups"][::core::mem::offset_of!(CqAttend, key_groups) - 40usize];
+    ["Offset of field: CqAttend::value_groups"][::core::mem::offset_of!(CqAttend, value_groups) - 48usize];
+    ["Offset of field: CqAttend::sinks"][::core::mem::offset_of!(CqAttend, sinks) - 56usize];
+    ["Offset of field: CqAttend::y"][::core::mem::offset_of!(CqAttend, y) - 64usize];
+    ["Offset of field: CqAttend::partial"][::core::mem::offset_of!(CqAttend, partial) - 72usize];
+    ["Offset of field: CqAttend::arrivals"][::core::mem::offset_of!(CqAttend, arrivals) - 80usize];
+    ["Offset of field: CqAttend::positions"][::core::mem::offset_of!(CqAttend, positions) - 88usize];
+    ["Offset of field: CqAttend::turns"][::core::mem::offset_of!(CqAttend, turns) - 96usize];
+    ["Offset of field: CqAttend::growth"][::core::mem::offset_of!(CqAttend, growth) - 104usize];
+    ["Offset of field: CqAttend::q_norm"][::core::mem::offset_of!(CqAttend, q_norm) - 112usize];
+    ["Offset of field: CqAttend::k_norm"][::core::mem::offset_of!(CqAttend, k_norm) - 144usize];
+    ["Offset of field: CqAttend::group"][::core::mem::offset_of!(CqAttend, group) - 176usize];
+    ["Offset of field: CqAttend::kv_heads"][::core::mem::offset_of!(CqAttend, kv_heads) - 180usize];
+    ["Offset of field: CqAttend::head_dim"][::core::mem::offset_of!(CqAttend, head_dim) - 184usize];
+    ["Offset of field: CqAttend::capacity"][::core::mem::offset_of!(CqAttend, capacity) - 188usize];
+    ["Offset of field: CqAttend::position"][::core::mem::offset_of!(CqAttend, position) - 192usize];
+    ["Offset of field: CqAttend::settled"][::core::mem::offset_of!(CqAttend, settled) - 196usize];
+    ["Offset of field: CqAttend::window"][::core::mem::offset_of!(CqAttend, window) - 200usize];
+    ["Offset of field: CqAttend::chunked"][::core::mem::offset_of!(CqAttend, chunked) - 204usize];
+    ["Offset of field: CqAttend::splits"][::core::mem::offset_of!(CqAttend, splits) - 208usize];
+    ["Offset of field: CqAttend::stages"][::core::mem::offset_of!(CqAttend, stages) - 212usize];
+    ["Offset of field: CqAttend::turn_rows"][::core::mem::offset_of!(CqAttend, turn_rows) - 216usize];
+    ["Offset of field: CqAttend::pairs"][::core::mem::offset_of!(CqAttend, pairs) - 220usize];
+    ["Offset of field: CqAttend::interleaved"][::core::mem::offset_of!(CqAttend, interleaved) - 224usize];
+    ["Offset of field: CqAttend::turns_first"][::core::mem::offset_of!(CqAttend, turns_first) - 228usize];
+    ["Offset of field: CqAttend::scale"][::core::mem::offset_of!(CqAttend, scale) - 232usize];
+    ["Offset of field: CqAttend::cap"][::core::mem::offset_of!(CqAttend, cap) - 236usize];
+    ["Offset of field: CqAttend::dtype"][::core::mem::offset_of!(CqAttend, dtype) - 240usize];
+    ["Offset of field: CqAttend::unused"][::core::mem::offset_of!(CqAttend, unused) - 244usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -618,6 +626,8 @@ pub struct CqAttendPrompt {
     pub q: *const ::core::ffi::c_void,
     pub keys: *const ::core::ffi::c_void,
     pub values: *const ::core::ffi::c_void,
+    pub key_groups: *const ::core::ffi::c_void,
+    pub value_groups: *const ::core::ffi::c_void,
     pub sinks: *const f32,
     pub y: *mut ::core::ffi::c_void,
     pub tokens: u32,
@@ -627,32 +637,83 @@ pub struct CqAttendPrompt {
     pub capacity: u32,
     pub window: u32,
     pub chunked: u32,
+    pub dtype: u32,
+    pub key_bits: u32,
+    pub value_bits: u32,
+    pub stages: u32,
     pub unused: u32,
     pub scale: f32,
     pub cap: f32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqAttendPrompt"][::core::mem::size_of::<CqAttendPrompt>() - 80usize];
+    ["Size of CqAttendPrompt"][::core::mem::size_of::<CqAttendPrompt>() - 112usize];
     ["Alignment of CqAttendPrompt"][::core::mem::align_of::<CqAttendPrompt>() - 8usize];
     ["Offset of field: CqAttendPrompt::q"][::core::mem::offset_of!(CqAttendPrompt, q) - 0usize];
     ["Offset of field: CqAttendPrompt::keys"][::core::mem::offset_of!(CqAttendPrompt, keys) - 8usize];
     ["Offset of field: CqAttendPrompt::values"][::core::mem::offset_of!(CqAttendPrompt, values) - 16usize];
-    ["Offset of field: CqAttendPrompt::sinks"][::core::mem::offset_of!(CqAttendPrompt, sinks) - 24usize];
-    ["Offset of field: CqAttendPrompt::y"][::core::mem::offset_of!(CqAttendPrompt, y) - 32usize];
-    ["Offset of field: CqAttendPrompt::tokens"][::core::mem::offset_of!(CqAttendPrompt, tokens) - 40usize];
+    ["Offset of field: CqAttendPrompt::key_groups"]
+        [::core::mem::offset_of!(CqAttendPrompt, key_groups) - 24usize];
+    ["Offset of field: CqAttendPrompt::value_groups"]
+        [::core::mem::offset_of!(CqAttendPrompt, value_groups) - 32usize];
+    ["Offset of field: CqAttendPrompt::sinks"][::core::mem::offset_of!(CqAttendPrompt, sinks) - 40usize];
+    ["Offset of field: CqAttendPrompt::y"][::core::mem::offset_of!(CqAttendPrompt, y) - 48usize];
+    ["Offset of field: CqAttendPrompt::tokens"][::core::mem::offset_of!(CqAttendPrompt, tokens) - 56usize];
     ["Offset of field: CqAttendPrompt::position"]
-        [::core::mem::offset_of!(CqAttendPrompt, position) - 44usize];
-    ["Offset of field: CqAttendPrompt::group"][::core::mem::offset_of!(CqAttendPrompt, group) - 48usize];
+        [::core::mem::offset_of!(CqAttendPrompt, position) - 60usize];
+    ["Offset of field: CqAttendPrompt::group"][::core::mem::offset_of!(CqAttendPrompt, group) - 64usize];
     ["Offset of field: CqAttendPrompt::kv_heads"]
-        [::core::mem::offset_of!(CqAttendPrompt, kv_heads) - 52usize];
+        [::core::mem::offset_of!(CqAttendPrompt, kv_heads) - 68usize];
     ["Offset of field: CqAttendPrompt::capacity"]
-        [::core::mem::offset_of!(CqAttendPrompt, capacity) - 56usize];
-    ["Offset of field: CqAttendPrompt::window"][::core::mem::offset_of!(CqAttendPrompt, window) - 60usize];
-    ["Offset of field: CqAttendPrompt::chunked"][::core::mem::offset_of!(CqAttendPrompt, chunked) - 64usize];
-    ["Offset of field: CqAttendPrompt::unused"][::core::mem::offset_of!(CqAttendPrompt, unused) - 68usize];
-    ["Offset of field: CqAttendPrompt::scale"][::core::mem::offset_of!(CqAttendPrompt, scale) - 72usize];
-    ["Offset of field: CqAttendPrompt::cap"][::core::mem::offset_of!(CqAttendPrompt, cap) - 76usize];
+        [::core::mem::offset_of!(CqAttendPrompt, capacity) - 72usize];
+    ["Offset of field: CqAttendPrompt::window"][::core::mem::offset_of!(CqAttendPrompt, window) - 76usize];
+    ["Offset of field: CqAttendPrompt::chunked"][::core::mem::offset_of!(CqAttendPrompt, chunked) - 80usize];
+    ["Offset of field: CqAttendPrompt::dtype"][::core::mem::offset_of!(CqAttendPrompt, dtype) - 84usize];
+    ["Offset of field: CqAttendPrompt::key_bits"]
+        [::core::mem::offset_of!(CqAttendPrompt, key_bits) - 88usize];
+    ["Offset of field: CqAttendPrompt::value_bits"]
+        [::core::mem::offset_of!(CqAttendPrompt, value_bits) - 92usize];
+    ["Offset of field: CqAttendPrompt::stages"][::core::mem::offset_of!(CqAttendPrompt, stages) - 96usize];
+    ["Offset of field: CqAttendPrompt::unused"][::core::mem::offset_of!(CqAttendPrompt, unused) - 100usize];
+    ["Offset of field: CqAttendPrompt::scale"][::core::mem::offset_of!(CqAttendPrompt, scale) - 104usize];
+    ["Offset of field: CqAttendPrompt::cap"][::core::mem::offset_of!(CqAttendPrompt, cap) - 108usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqAppend {
+    pub k: *const ::core::ffi::c_void,
+    pub v: *const ::core::ffi::c_void,
+    pub keys: *mut ::core::ffi::c_void,
+    pub values: *mut ::core::ffi::c_void,
+    pub key_groups: *mut ::core::ffi::c_void,
+    pub value_groups: *mut ::core::ffi::c_void,
+    pub tokens: u32,
+    pub position: u32,
+    pub kv_heads: u32,
+    pub capacity: u32,
+    pub key_bits: u32,
+    pub value_bits: u32,
+    pub dtype: u32,
+    pub unused: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqAppend"][::core::mem::size_of::<CqAppend>() - 80usize];
+    ["Alignment of CqAppend"][::core::mem::align_of::<CqAppend>() - 8usize];
+    ["Offset of field: CqAppend::k"][::core::mem::offset_of!(CqAppend, k) - 0usize];
+    ["Offset of field: CqAppend::v"][::core::mem::offset_of!(CqAppend, v) - 8usize];
+    ["Offset of field: CqAppend::keys"][::core::mem::offset_of!(CqAppend, keys) - 16usize];
+    ["Offset of field: CqAppend::values"][::core::mem::offset_of!(CqAppend, values) - 24usize];
+    ["Offset of field: CqAppend::key_groups"][::core::mem::offset_of!(CqAppend, key_groups) - 32usize];
+    ["Offset of field: CqAppend::value_groups"][::core::mem::offset_of!(CqAppend, value_groups) - 40usize];
+    ["Offset of field: CqAppend::tokens"][::core::mem::offset_of!(CqAppend, tokens) - 48usize];
+    ["Offset of field: CqAppend::position"][::core::mem::offset_of!(CqAppend, position) - 52usize];
+    ["Offset of field: CqAppend::kv_heads"][::core::mem::offset_of!(CqAppend, kv_heads) - 56usize];
+    ["Offset of field: CqAppend::capacity"][::core::mem::offset_of!(CqAppend, capacity) - 60usize];
+    ["Offset of field: CqAppend::key_bits"][::core::mem::offset_of!(CqAppend, key_bits) - 64usize];
+    ["Offset of field: CqAppend::value_bits"][::core::mem::offset_of!(CqAppend, value_bits) - 68usize];
+    ["Offset of field: CqAppend::dtype"][::core::mem::offset_of!(CqAppend, dtype) - 72usize];
+    ["Offset of field: CqAppend::unused"][::core::mem::offset_of!(CqAppend, unused) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -42,10 +42,24 @@ pub(super) enum Kernel {
     },
     /// The same in f32.
     AttendF32,
+    /// The same to a cache of codes.
+    AttendCodes {
+        head_dim: usize,
+        key_bits: usize,
+        value_bits: usize,
+    },
     /// Attention of several new tokens of each sequence, on tensor cores.
     AttendPrompt {
         head_dim: usize,
         bf16: bool,
+    },
+    /// The same to a cache of codes.
+    AttendPromptCodes {
+        head_dim: usize,
+    },
+    /// Their keys and values as codes.
+    AppendCodes {
+        head_dim: usize,
     },
     Dequantize(&'static str),
     Quantize(&'static str),
@@ -80,7 +94,9 @@ impl Kernel {
             Self::SortPairs | Self::WeightedSum => "experts",
             Self::Route => "route",
             Self::Attend { .. } | Self::AttendF32 => "attend",
+            Self::AttendCodes { .. } => "attend_codes",
             Self::AttendPrompt { .. } => "attend_prompt",
+            Self::AttendPromptCodes { .. } | Self::AppendCodes { .. } => "attend_prompt_codes",
             Self::Dequantize(_) => "dequantize",
             Self::Quantize(_) => "quantize",
             Self::FillBias => "fill_bias",
@@ -93,17 +109,28 @@ impl Kernel {
 
     /// Threads of a block.
     pub(super) fn threads(self) -> u32 {
-        let attends = matches!(self, Self::Attend { .. } | Self::AttendF32 | Self::AttendPrompt { .. });
-        if attends {
+        if self.is_of_attention() {
             CQ_ATTEND_THREADS
         } else {
             CQ_THREADS
         }
     }
 
+    fn is_of_attention(self) -> bool {
+        matches!(
+            self,
+            Self::Attend { .. }
+                | Self::AttendF32
+                | Self::AttendCodes { .. }
+                | Self::AttendPrompt { .. }
+                | Self::AttendPromptCodes { .. }
+                | Self::AppendCodes { .. }
+        )
+    }
+
     /// Whether a block may have all shared memory of a multiprocessor, if need be.
     pub(super) fn may_stay_alone(self) -> bool {
-        matches!(self, Self::Tiles { .. } | Self::AttendPrompt { .. })
+        matches!(self, Self::Tiles { .. } | Self::AttendPrompt { .. } | Self::AttendPromptCodes { .. })
     }
 
     /// Whether it may start before the kernel ahead of it in the stream has finished, for which it
@@ -113,7 +140,8 @@ impl Kernel {
             Self::Gemv { .. } | Self::GemvExperts(_) | Self::Simt(_) | Self::SimtExperts(_) => true,
             Self::Tiles { .. } | Self::TilesX | Self::SortPairs | Self::WeightedSum | Self::Sample(_) => true,
             Self::Route | Self::Dense { .. } | Self::Embed => true,
-            Self::Attend { .. } | Self::AttendF32 | Self::AttendPrompt { .. } => true,
+            Self::Attend { .. } | Self::AttendF32 | Self::AttendCodes { .. } => true,
+            Self::AttendPrompt { .. } | Self::AttendPromptCodes { .. } | Self::AppendCodes { .. } => true,
             Self::Norm | Self::Order | Self::Elementwise => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
@@ -140,6 +168,11 @@ impl fmt::Display for Kernel {
             Self::AttendPrompt { head_dim, bf16 } => {
                 write!(f, "attend_prompt_{}_d{head_dim}", if *bf16 { "bf16" } else { "f16" })
             }
+            Self::AttendCodes { head_dim, key_bits, value_bits } => {
+                write!(f, "attend_k{key_bits}_v{value_bits}_d{head_dim}")
+            }
+            Self::AttendPromptCodes { head_dim } => write!(f, "attend_prompt_codes_d{head_dim}"),
+            Self::AppendCodes { head_dim } => write!(f, "append_codes_d{head_dim}"),
             Self::WeightedSum => f.write_str("experts_sum"),
             Self::Route => f.write_str("route"),
             Self::Dequantize(format) => write!(f, "dequantize_{format}"),
@@ -212,6 +245,16 @@ mod tests {
         {
             kernels.extend([Kernel::Attend { head_dim, bf16 }, Kernel::AttendPrompt { head_dim, bf16 }]);
         }
+        for head_dim in HEAD_DIMS {
+            kernels.extend([Kernel::AttendPromptCodes { head_dim }, Kernel::AppendCodes { head_dim }]);
+            let bits =
+                [8, 4].into_iter().flat_map(|key_bits| [8, 4].map(|value_bits| (key_bits, value_bits)));
+            kernels.extend(bits.map(|(key_bits, value_bits)| Kernel::AttendCodes {
+                head_dim,
+                key_bits,
+                value_bits,
+            }));
+        }
         use SampleKernel::{Draw, Largest, Logits, Weights};
         kernels.extend([Largest, Logits, Weights, Draw].map(Kernel::Sample));
         for format in formats() {
@@ -279,12 +322,14 @@ mod tests {
             Kernel::Simt(_) | Kernel::SimtExperts(_) => CQ_SIMT_SHARED_BYTES as usize,
             Kernel::Tiles { format, columns } => tiles::most_shared_bytes(format, columns, H200),
             Kernel::SortPairs => plan::sort_shared_bytes(plan::MOST_GROUPED_EXPERTS),
-            Kernel::Attend { head_dim, .. } => {
+            Kernel::Attend { head_dim, .. } | Kernel::AttendCodes { head_dim, .. } => {
                 let stages = [2, 1].map(|stages| attend::shared_bytes(kernel, head_dim, stages));
                 stages.into_iter().find(|bytes| *bytes <= H200_SHARED_BYTES).expect("a tile fits")
             }
             Kernel::AttendF32 => attend::shared_bytes(kernel, 256, 1),
-            Kernel::AttendPrompt { head_dim, .. } => attend::prompt_shared_bytes(head_dim),
+            Kernel::AttendPrompt { head_dim, .. } => 2 * attend::prompt_tile_bytes(head_dim),
+            Kernel::AttendPromptCodes { head_dim } => attend::prompt_codes_shared_bytes(head_dim, [8, 8], 2),
+            Kernel::AppendCodes { .. } => 0,
             Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
             Kernel::Sample(_) => CQ_SAMPLE_SHARED_BYTES as usize,
             Kernel::Norm | Kernel::Order | Kernel::TilesX => CQ_NORM_SHARED_BYTES as usize,

@@ -1,8 +1,9 @@
 //! The one place where kernels are launched.
 
 use super::bindings::{
-    CqAbsmax, CqAttend, CqAttendPrompt, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts, CqFillBias,
-    CqGemv, CqNorm, CqQuantize, CqRoute, CqSample, CqSimt, CqSortPairs, CqTiles, CqTilesX, CqWeightedSum,
+    CqAbsmax, CqAppend, CqAttend, CqAttendPrompt, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts,
+    CqFillBias, CqGemv, CqNorm, CqQuantize, CqRoute, CqSample, CqSimt, CqSortPairs, CqTiles, CqTilesX,
+    CqWeightedSum,
 };
 use super::card::EarlyStart;
 use super::kernel::Kernel;
@@ -36,8 +37,9 @@ params! {
     CqSortPairs => Kernel::SortPairs,
     CqWeightedSum => Kernel::WeightedSum,
     CqRoute => Kernel::Route,
-    CqAttend => Kernel::Attend { .. } | Kernel::AttendF32,
-    CqAttendPrompt => Kernel::AttendPrompt { .. },
+    CqAttend => Kernel::Attend { .. } | Kernel::AttendF32 | Kernel::AttendCodes { .. },
+    CqAttendPrompt => Kernel::AttendPrompt { .. } | Kernel::AttendPromptCodes { .. },
+    CqAppend => Kernel::AppendCodes { .. },
     CqDequantize => Kernel::Dequantize(_),
     CqQuantize => Kernel::Quantize(_),
     CqFillBias => Kernel::FillBias,

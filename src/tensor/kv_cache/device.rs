@@ -1,5 +1,6 @@
 //! The keys and values of the tokens so far, on a device other than the CPU.
 
+use super::device_rows::{float, grown, token_bytes, DeviceRows};
 use super::{KvCacheConfig, KvFormat};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -7,11 +8,12 @@ use std::fmt;
 
 /// Keys and values of one layer of a decoder on a GPU, for a batch of sequences, each of its own length.
 ///
-/// [`ops::decode_attention`](crate::ops::decode_attention) appends one token of each to it and attends; [`append`](Self::append)
-/// adds any number, for attention by other means, and [`append_to`](Self::append_to) those of one sequence. It grows by a quarter
-/// when it is full, which copies it. With a window, too,
-/// it keeps all tokens. A CUDA graph that was captured with it holds until it grows, or is used with another batch: then its
-/// memory is another, and the step has to be captured anew.
+/// [`ops::decode_attention`](crate::ops::decode_attention) appends one token of each to it and attends,
+/// [`ops::prefill_attention`](crate::ops::prefill_attention) several; [`append`](Self::append) adds any number, for attention by
+/// other means, and [`append_to`](Self::append_to) those of one sequence. Keys and values are floats, or codes of 8 or 4 bits,
+/// which the kernels of those operations alone make and read. It grows by a quarter when it is full, which copies it. With a
+/// window, too, it keeps all tokens. A CUDA graph that was captured with it holds until it grows, or is used with another batch:
+/// then its memory is another, and the step has to be captured anew.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -25,28 +27,37 @@ use std::fmt;
 /// ```
 pub struct DeviceKvCache {
     config: KvCacheConfig,
-    /// Keys, then values: `[2, B, kv_heads, capacity, head_dim]`.
-    rows: Option<Tensor>,
+    rows: Option<DeviceRows>,
     /// Tokens of each sequence; none while nothing says how many there are.
     lens: Vec<usize>,
     /// Rows that were there before the work that was put into the stream last: a launch may read them while that still runs.
     settled: usize,
 }
 
-/// By how many rows a cache grows at least: whole tiles of the kernels.
-const STEP: usize = 256;
+/// Sizes of heads that a cache of codes may have: those that kernels attend to.
+const HEADS_OF_CODES: [usize; 5] = [64, 80, 96, 128, 256];
 
 impl DeviceKvCache {
-    /// An empty cache, which takes no memory yet. Keys and values have the dtype of the format that `config` says.
+    /// An empty cache, which takes no memory yet. Keys and values have the dtype of the format that `config` says, or codes.
     ///
     /// # Errors
-    /// If the formats are not the same, or no floats; or as for [`KvCache::new`](super::KvCache::new).
+    /// If one of the formats is of floats and the other another; if they are of codes, and heads have not 64, 80, 96, 128 or 256
+    /// elements; or as for [`KvCache::new`](super::KvCache::new).
     pub fn new(config: KvCacheConfig) -> Result<Self> {
         config.check()?;
-        if config.keys != config.values || dtype(config.keys).is_none() {
+        let KvCacheConfig { keys, values, head_dim, .. } = config;
+        let remedy = match [keys, values].map(float) {
+            [None, None] if HEADS_OF_CODES.contains(&head_dim) => None,
+            [None, None] => {
+                Some("choose f32, f16 or bf16: there are codes for heads of 64, 80, 96, 128 and 256 elements")
+            }
+            _ if keys == values => None,
+            _ => Some("choose f32, f16 or bf16 for both, or codes for both"),
+        };
+        if let Some(remedy) = remedy {
             return Err(Error::Unsupported {
-                what: format!("a DeviceKvCache with keys in {} and values in {}", config.keys, config.values),
-                remedy: "choose f32, f16 or bf16 for both".to_string(),
+                what: format!("a DeviceKvCache with keys in {keys} and values in {values}, heads of {head_dim} elements"),
+                remedy: remedy.to_string(),
             });
         }
         Ok(Self { config, rows: None, lens: Vec::new(), settled: 0 })
@@ -76,6 +87,12 @@ impl DeviceKvCache {
         &self.lens
     }
 
+    /// Bits of the codes of keys and of values, if there are codes.
+    pub(crate) fn codes(&self) -> Option<[usize; 2]> {
+        let formats = [self.config.keys, self.config.values];
+        formats.iter().all(|format| float(*format).is_none()).then(|| formats.map(KvFormat::bits))
+    }
+
     /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -83,7 +100,9 @@ impl DeviceKvCache {
 
     /// Bytes of what is allocated.
     pub fn size_in_bytes(&self) -> u64 {
-        self.rows.as_ref().map_or(0, |rows| (rows.elem_count() * rows.dtype().size_in_bytes()) as u64)
+        self.rows.as_ref().map_or(0, |rows| {
+            token_bytes(&self.config) as u64 * (rows.sequences as u64) * (rows.capacity as u64)
+        })
     }
 
     /// Whether so many tokens of each of `batch` sequences fit into the memory that is there.
@@ -93,10 +112,7 @@ impl DeviceKvCache {
 
     /// Whether there is memory for so many rows of each of `batch` sequences.
     pub(crate) fn has_rows(&self, batch: usize, rows: usize) -> bool {
-        let Some(&[_, sequences, _, capacity, _]) = self.rows.as_ref().map(Tensor::dims) else {
-            return false;
-        };
-        sequences == batch && rows <= capacity
+        self.rows.as_ref().is_some_and(|there| there.sequences == batch && rows <= there.capacity)
     }
 
     /// The most rows of each head that are allocated for texts of so many tokens.
@@ -130,16 +146,11 @@ impl DeviceKvCache {
     /// If shapes or dtypes do not fit, sequences have not the same length, or there is no room for the tokens
     /// ([`Error::OutOfCache`]): the cache is then as before.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
-        if self.lens.iter().any(|of_one| *of_one != self.len()) {
-            let (expected, found) = ("one length, or append_to for each", format!("{:?}", self.lens));
-            return Err(Error::mismatch("sequences of a cache", expected, found));
-        }
         check_alike(k, v)?;
-        let (rows, settled) = self.room_for(k, k.dim(1)?)?;
-        let parts = put([k, v], &rows, self.len())?;
-        let len = self.len() + k.dim(1)?;
-        self.lens.iter_mut().for_each(|of_one| *of_one = len);
-        self.settled = settled;
+        self.check_tensors()?;
+        let (rows, settled) = self.room_for_all(k, k.dim(1)?)?;
+        let parts = put([k, v], &rows.memory, self.len())?;
+        self.appended(k.dim(1)?, settled);
         Ok(parts)
     }
 
@@ -155,6 +166,7 @@ impl DeviceKvCache {
             return Err(Error::mismatch("sequence of a cache", expected, sequence.to_string()));
         };
         check_alike(k, v)?;
+        self.check_tensors()?;
         self.check(k)?;
         if k.dim(0)? != 1 {
             let expected = "[1, T, kv_heads, head_dim], those of one sequence";
@@ -162,7 +174,7 @@ impl DeviceKvCache {
         }
         let needed = len.saturating_add(k.dim(1)?);
         let (rows, _) = self.room_on(k.device(), sequences, needed)?;
-        let parts = put([k, v], &rows.narrow(1, sequence, 1)?, len)?;
+        let parts = put([k, v], &rows.memory.narrow(1, sequence, 1)?, len)?;
         if let Some(of_one) = self.lens.get_mut(sequence) {
             *of_one = needed;
         }
@@ -173,19 +185,54 @@ impl DeviceKvCache {
 
     /// The rows, with room for `tokens` more of each sequence, like those of `k` `[B, T, kv_heads, head_dim]`, and how many
     /// of them are settled.
-    pub(crate) fn room_for(&mut self, k: &Tensor, tokens: usize) -> Result<(Tensor, usize)> {
+    pub(crate) fn room_for(&mut self, k: &Tensor, tokens: usize) -> Result<(DeviceRows, usize)> {
         self.check(k)?;
         self.room_on(k.device(), k.dim(0)?, self.len().saturating_add(tokens))
+    }
+
+    /// As [`room_for`](Self::room_for), of sequences of one length.
+    pub(crate) fn room_for_all(&mut self, k: &Tensor, tokens: usize) -> Result<(DeviceRows, usize)> {
+        if self.lens.iter().any(|of_one| *of_one != self.len()) {
+            let (expected, found) = ("one length, or append_to for each", format!("{:?}", self.lens));
+            return Err(Error::mismatch("sequences of a cache", expected, found));
+        }
+        self.room_for(k, tokens)
     }
 
     fn check(&self, k: &Tensor) -> Result<()> {
         let KvCacheConfig { kv_heads, head_dim, keys, .. } = self.config;
         let (_, _, heads, size) = k.dims4()?;
-        if (heads, size) != (kv_heads, head_dim) || Some(k.dtype()) != dtype(keys) {
+        // Codes are made of any floats.
+        let is_of_dtype = match float(keys) {
+            Some(dtype) => k.dtype() == dtype,
+            None => matches!(k.dtype(), DType::F16 | DType::BF16 | DType::F32),
+        };
+        if (heads, size) != (kv_heads, head_dim) || !is_of_dtype {
             let (expected, found) = (format!("{keys} [B, T, {kv_heads}, {head_dim}]"), (k.dtype(), k.dims()));
             return Err(Error::mismatch("keys for a cache", expected, format!("{found:?}")));
         }
         Ok(())
+    }
+
+    /// Refuses to hand out codes as tensors.
+    fn check_tensors(&self) -> Result<()> {
+        let KvCacheConfig { keys, values, .. } = self.config;
+        if self.codes().is_none() {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: format!("keys in {keys} and values in {values} as tensors"),
+            remedy:
+                "attend to them with ops::prefill_attention and ops::decode_attention, or choose f16 or bf16"
+                    .to_string(),
+        })
+    }
+
+    /// So many tokens of each sequence have been appended.
+    pub(crate) fn appended(&mut self, tokens: usize, settled: usize) {
+        let len = self.len() + tokens;
+        self.lens.iter_mut().for_each(|of_one| *of_one = len);
+        self.settled = settled;
     }
 
     /// The rows on a device, as many as `needed` of each of `batch` sequences, and how many of them are settled.
@@ -194,16 +241,13 @@ impl DeviceKvCache {
         device: &Device,
         batch: usize,
         needed: usize,
-    ) -> Result<(Tensor, usize)> {
-        let KvCacheConfig { kv_heads, head_dim, keys, max_tokens, .. } = self.config;
-        let Some(dtype) = dtype(keys) else {
-            return Err(Error::mismatch("cache", "floats", keys.to_string()));
-        };
+    ) -> Result<(DeviceRows, usize)> {
+        let max_tokens = self.config.max_tokens;
         if needed > max_tokens {
             return Err(Error::OutOfCache { needed, max_tokens });
         }
-        let fits = |rows: &&Tensor| rows.dims().get(1) == Some(&batch) && rows.device().same_device(device);
-        if !self.rows.as_ref().is_some_and(|rows| fits(&rows)) {
+        let fits = |rows: &DeviceRows| rows.sequences == batch && rows.memory.device().same_device(device);
+        if !self.rows.as_ref().is_some_and(fits) {
             if !self.is_empty() {
                 let expected = "as many sequences as before, on the same device";
                 let found = format!("{batch} on {:?}", device.location());
@@ -215,16 +259,10 @@ impl DeviceKvCache {
         if self.lens.len() != batch {
             self.lens = vec![0; batch];
         }
-        let old = self.rows.as_ref();
-        if let Some(rows) = old.filter(|rows| rows.dim(3).is_ok_and(|capacity| capacity >= needed)) {
-            return Ok((rows.clone(), self.settled));
-        }
-        let capacity = old.map_or(Ok(0), |rows| rows.dim(3))?;
-        let more = grown(needed, capacity) - capacity;
-        let more = Tensor::zeros((2, batch, kv_heads, more, head_dim), dtype, device)?;
-        let rows = match old {
-            Some(old) => Tensor::cat(&[old, &more], 3)?,
-            None => more,
+        let rows = match &self.rows {
+            Some(rows) if rows.capacity >= needed => return Ok((rows.clone(), self.settled)),
+            Some(rows) => rows.grown(&self.config, grown(needed, rows.capacity))?,
+            None => DeviceRows::new(&self.config, batch, grown(needed, 0), device)?,
         };
         self.rows = Some(rows.clone());
         self.settled = 0;
@@ -234,7 +272,7 @@ impl DeviceKvCache {
     /// Whether a tensor is a part of the cache's memory.
     pub(crate) fn owns(&self, tensor: &Tensor) -> bool {
         let Some(rows) = &self.rows else { return false };
-        let ((own, _), (other, _)) = (rows.storage_and_layout(), tensor.storage_and_layout());
+        let ((own, _), (other, _)) = (rows.memory.storage_and_layout(), tensor.storage_and_layout());
         std::ptr::eq(&*own, &*other)
     }
 
@@ -266,22 +304,6 @@ fn put(parts: [&Tensor; 2], rows: &Tensor, from: usize) -> Result<[Tensor; 2]> {
         Ok(rows.narrow(2, 0, from + new.dim(1)?)?)
     };
     Ok([part(0, k)?, part(1, v)?])
-}
-
-/// Rows of a cache that had `capacity` and needs more.
-fn grown(needed: usize, capacity: usize) -> usize {
-    let most = needed.max(capacity.saturating_add(capacity / 4));
-    most.checked_next_multiple_of(STEP).unwrap_or(usize::MAX)
-}
-
-/// The dtype of numbers in a format, if it is of floats.
-fn dtype(format: KvFormat) -> Option<DType> {
-    match format {
-        KvFormat::F32 => Some(DType::F32),
-        KvFormat::F16 => Some(DType::F16),
-        KvFormat::Bf16 => Some(DType::BF16),
-        KvFormat::Affine8 | KvFormat::Affine4 => None,
-    }
 }
 
 impl fmt::Debug for DeviceKvCache {

@@ -3,6 +3,7 @@
 
 mod block;
 mod device;
+mod device_rows;
 mod format;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,7 @@ use crate::{Error, Result};
 use block::HeadCache;
 pub(crate) use block::{Layout, Plane, BLOCK};
 pub use device::DeviceKvCache;
+pub(crate) use device_rows::DeviceRows;
 pub use format::KvFormat;
 use std::fmt;
 use std::ops::Range;

@@ -202,3 +202,30 @@ fn a_cache_on_a_device_grows_and_keeps_what_is_there() {
     assert_eq!(cache.append(&batch, &batch).unwrap()[0].dims(), [2, 2, 1, 8]);
     assert_eq!(cache.size_in_bytes(), 2 * 2 * 2 * 256 * 8 * 4);
 }
+
+/// Each part of a row stays with its head.
+#[test]
+fn a_cache_of_codes_grows_and_keeps_what_is_there() {
+    let formats = [KvFormat::Affine8, KvFormat::Affine4];
+    let config = KvCacheConfig { keys: formats[0], values: formats[1], ..KvCacheConfig::new(3, 80) };
+    let mut cache = DeviceKvCache::new(config).unwrap();
+    let (rows, _) = cache.room_on(&Device::Cpu, 2, 10).unwrap();
+    // Codes of keys and values, then two and three pairs of scale and bias.
+    let bytes = [80, 40, 8, 12];
+    let heads_rows = 6 * 256;
+    assert_eq!(rows.offsets(), [0, 80 * heads_rows, 120 * heads_rows, 128 * heads_rows]);
+    assert_eq!(cache.size_in_bytes(), 140 * heads_rows as u64);
+    let marks: Vec<u8> = (0..140 * heads_rows).map(|index| (index % 251) as u8).collect();
+    let all = Tensor::from_slice(&marks, marks.len(), &Device::Cpu).unwrap();
+    rows.memory.slice_set(&all, 0, 0).unwrap();
+    let (grown, _) = cache.room_on(&Device::Cpu, 2, 300).unwrap();
+    assert_eq!((grown.capacity, grown.codes()), (512, Some([8, 4])));
+    let (before, after) = (marks, grown.memory.to_vec1::<u8>().unwrap());
+    for ((bytes, old), new) in bytes.into_iter().zip(rows.offsets()).zip(grown.offsets()) {
+        for head in 0..6 {
+            let of_head = &after[new + head * 512 * bytes..][..512 * bytes];
+            assert_eq!(of_head[..256 * bytes], before[old + head * 256 * bytes..][..256 * bytes]);
+            assert!(of_head[256 * bytes..].iter().all(|byte| *byte == 0));
+        }
+    }
+}

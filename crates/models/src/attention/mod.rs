@@ -290,12 +290,13 @@ impl Attention {
         }
     }
 
-    /// How the cache holds keys and values, if it has formats of its own.
-    pub fn cache_formats(&self) -> Option<(KvFormat, KvFormat)> {
-        match &self.cache {
-            Cache::OnCpu(cache) => Some((cache.config().keys, cache.config().values)),
-            Cache::OnDevice(_) => None,
-        }
+    /// How the cache holds keys and values.
+    pub fn cache_formats(&self) -> (KvFormat, KvFormat) {
+        let config = match &self.cache {
+            Cache::OnCpu(cache) => cache.config(),
+            Cache::OnDevice(OnDevice { cache }) => cache.config(),
+        };
+        (config.keys, config.values)
     }
 
     /// Bytes of the cache as it is, blocks without tokens included.

@@ -27,6 +27,10 @@ fn with_sizes(changes: &Value) -> Value {
 
 /// A model of two layers with random weights, packed in 4 bits.
 fn random_on(device: &Device, dtype: DType, changes: &Value) -> Model {
+    random_with(device, dtype, changes, ModelOptions::default())
+}
+
+fn random_with(device: &Device, dtype: DType, changes: &Value, options: ModelOptions) -> Model {
     let config = Config::from_json(&with_sizes(changes)).unwrap();
     let (expected, _) = config.inventory(["model.layers.0.", "model.layers.1."].into_iter());
     let mut random = StdRng::seed_from_u64(7);
@@ -38,7 +42,7 @@ fn random_on(device: &Device, dtype: DType, changes: &Value) -> Model {
         (name, Tensor::from_vec(values, tensor.dims, &Device::Cpu).unwrap())
     });
     let vb = VarBuilder::from_tensors(tensors.collect(), dtype, device);
-    Model::new(&config, vb.quantize_to(QuantFormat::affine(4, 64).unwrap())).unwrap()
+    Model::with_options(&config, vb.quantize_to(QuantFormat::affine(4, 64).unwrap()), options).unwrap()
 }
 
 /// What a plan has, in the families that have it: each field of a config that changes a block, a turn or an end.

@@ -1,12 +1,13 @@
 //! What the launch of attention takes, beside the memory that it works on: for one position of all sequences, or for those that
 //! it finds in device memory when it runs.
 
-use super::super::attend::{Attend, AttendShape};
+use super::super::attend::{Attend, AttendShape, Cached};
 use super::super::bindings::{
     CqAttend, CqHeadNorm, CQ_ATTEND_KEYS, CQ_HEADS_AS_THEY_ARE, CQ_HEADS_LAYER, CQ_HEADS_RMS,
 };
 use super::super::card::Card;
-use super::super::memory::u32_of;
+use super::super::memory::{float_dtype, u32_of};
+use crate::tensor::DeviceRows;
 use candle_core::{bail, DType, Result};
 use std::f64::consts::LOG2_E;
 
@@ -14,8 +15,9 @@ use std::f64::consts::LOG2_E;
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct AttendCall {
     pub(in super::super) shape: AttendShape,
-    /// Of queries, keys, values, the cache and outputs.
+    /// Of queries, keys, values and outputs; and what the cache holds.
     pub(in super::super) dtype: DType,
+    pub(in super::super) cached: Cached,
     /// Rows of the cache.
     pub(in super::super) capacity: usize,
     pub(in super::super) positions: Positions,
@@ -65,6 +67,32 @@ pub(in super::super) struct Turns {
     pub(in super::super) interleaved: bool,
 }
 
+/// Where a cache is: `[sequences, kv_heads, capacity]` rows of keys and of values, and, of codes, of their groups.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct CacheAddresses {
+    pub(in super::super) keys: u64,
+    pub(in super::super) values: u64,
+    pub(in super::super) key_groups: u64,
+    pub(in super::super) value_groups: u64,
+}
+
+impl CacheAddresses {
+    /// Of rows whose memory begins here.
+    pub(in super::super) fn of(rows: &DeviceRows, memory: u64) -> Self {
+        let [keys, values, key_groups, value_groups] = rows.offsets().map(|offset| memory + offset as u64);
+        match rows.codes() {
+            None => Self { keys, values, ..Self::default() },
+            Some(_) => Self { keys, values, key_groups, value_groups },
+        }
+    }
+}
+
+impl Cached {
+    pub(in super::super) fn of(rows: &DeviceRows) -> Self {
+        rows.codes().map_or(Self::Numbers, Self::Codes)
+    }
+}
+
 /// The addresses of what is computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in super::super) struct AttendMemory {
@@ -73,9 +101,7 @@ pub(in super::super) struct AttendMemory {
     /// `[sequences, kv_heads, head_dim]`.
     pub(in super::super) k: u64,
     pub(in super::super) v: u64,
-    /// `[sequences, kv_heads, capacity, head_dim]`.
-    pub(in super::super) keys: u64,
-    pub(in super::super) values: u64,
+    pub(in super::super) cache: CacheAddresses,
     /// `[heads]` f32.
     pub(in super::super) sinks: u64,
     /// `[sequences, heads, head_dim]`.
@@ -92,7 +118,7 @@ impl AttendCall {
             Positions::Known { first, position, .. } => Some(first..=position),
             Positions::OnDevice(_) => None,
         };
-        Attend::plan(self.shape, self.dtype, seen, (card.bf16, card.most_shared_bytes))
+        Attend::plan(self.shape, (self.dtype, self.cached), seen, (card.bf16, card.most_shared_bytes))
     }
 
     /// What the launch takes.
@@ -131,8 +157,10 @@ impl AttendCall {
             q: memory.q as *const _,
             k: memory.k as *const _,
             v: memory.v as *const _,
-            keys: memory.keys as *mut _,
-            values: memory.values as *mut _,
+            keys: memory.cache.keys as *mut _,
+            values: memory.cache.values as *mut _,
+            key_groups: memory.cache.key_groups as *mut _,
+            value_groups: memory.cache.value_groups as *mut _,
             sinks: memory.sinks as *const _,
             y: memory.y as *mut _,
             partial: memory.partial as *mut _,
@@ -158,6 +186,8 @@ impl AttendCall {
             turns_first: self.turns_first.into(),
             scale,
             cap,
+            dtype: float_dtype(self.dtype)?,
+            unused: 0,
         })
     }
 }

@@ -1,10 +1,11 @@
 //! Launches for positions in device memory, and what they do with queries and keys.
 
+mod codes;
 mod reference;
 mod run;
 
 use super::call::{AttendCall, AttendMemory, Positions, Turns};
-use super::AttendShape;
+use super::{AttendShape, Cached};
 use crate::backend::cuda::card::{Card, EarlyStart};
 use candle_core::{DType, Device};
 use reference::{Case, Norm};
@@ -162,6 +163,7 @@ fn what_does_not_fit_is_refused() {
     let call = AttendCall {
         shape: AttendShape { sequences: 1, heads: 8, kv_heads: 2, head_dim: 64 },
         dtype: DType::F16,
+        cached: Cached::Numbers,
         capacity: 64,
         positions: Positions::OnDevice(16),
         window: None,

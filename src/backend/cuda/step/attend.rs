@@ -1,13 +1,14 @@
 //! The attention of a step: its launch, and the tables of what positions do to queries and keys.
 
-use super::super::attend::{Attend, AttendShape};
-use super::super::attention::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
+use super::super::attend::{Attend, AttendShape, Cached};
+use super::super::attention::{AttendCall, AttendMemory, CacheAddresses, HeadNormCall, Positions, Turns};
 use super::super::card::Card;
 use super::super::launch::Grid;
 use super::super::memory::Locked;
 use super::builder::{Builder, Places};
 use super::LaunchParams;
 use crate::backend::step::{HeadNorm, Heads, Node, Plan, Turn};
+use crate::tensor::DeviceRows;
 use crate::Error;
 use candle_core::{bail, DType, Result};
 use std::borrow::Cow;
@@ -22,22 +23,21 @@ impl Builder<'_> {
             }
         }
         let Some(cache) = self.caches.get(heads.layer) else { bail!("layer {} has no cache", heads.layer) };
-        let [_, sequences, of_cache, capacity, size] = cache.rows.dims()[..] else {
-            bail!("a cache has five dimensions")
-        };
-        if (sequences, of_cache, size) != (self.sequences, kv_heads, head_dim)
-            || cache.rows.dtype() != self.dtype
-        {
+        let rows = &cache.rows;
+        let &DeviceRows { sequences, kv_heads: of_cache, capacity, head_dim: size, .. } = rows;
+        let is_of_dtype = rows.codes().is_some() || rows.memory.dtype() == self.dtype;
+        if (sequences, of_cache, size) != (self.sequences, kv_heads, head_dim) || !is_of_dtype {
             let expected =
                 format!("{:?} for {} sequences, {kv_heads} heads of {head_dim}", self.dtype, self.sequences);
-            let found = format!("{:?} {:?}", cache.rows.dtype(), cache.rows.dims());
+            let found = format!("{} for {sequences}, {of_cache} of {size}", rows.formats[0]);
             return Err(Error::mismatch("cache of a step plan", expected, found).into());
         }
-        let keys = Locked::new(&cache.rows).view()?.address(self.stream)?.get();
-        let bytes = (cache.rows.elem_count() * self.dtype.size_in_bytes()) as u64;
+        let memory = Locked::new(&rows.memory).view()?.address(self.stream)?.get();
+        let cached = CacheAddresses::of(rows, memory);
         let call = AttendCall {
             shape: AttendShape { sequences, heads: count, kv_heads, head_dim },
             dtype: self.dtype,
+            cached: Cached::of(rows),
             capacity,
             positions: Positions::OnDevice(places.positions),
             window: cache.window,
@@ -61,8 +61,7 @@ impl Builder<'_> {
             q,
             k,
             v,
-            keys,
-            values: keys + bytes / 2,
+            cache: cached,
             sinks: self.numbers(heads.sinks.as_deref()),
             y: places.attended,
             partial,
@@ -89,8 +88,7 @@ impl Builder<'_> {
 
     /// Tables of what each turn does at the positions of the caches.
     pub(super) fn turns(&mut self) -> Result<Vec<Turns>> {
-        let capacities = self.caches.iter().map(|cache| cache.rows.dim(3)).collect::<Result<Vec<_>>>()?;
-        let rows = capacities.into_iter().max().unwrap_or_default();
+        let rows = self.caches.iter().map(|cache| cache.rows.capacity).max().unwrap_or_default();
         let is_long = self.is_long;
         let constants = &mut self.constants;
         let tables = self.plan.turns.iter().map(|turn| {
@@ -121,7 +119,8 @@ pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> 
     });
     for &Heads { heads, kv_heads, head_dim, .. } in heads {
         let shape = AttendShape { sequences, heads, kv_heads, head_dim };
-        if Attend::plan(shape, dtype, None, (card.bf16, card.most_shared_bytes)).is_none() {
+        if Attend::plan(shape, (dtype, Cached::Numbers), None, (card.bf16, card.most_shared_bytes)).is_none()
+        {
             return Err(Error::Unsupported {
                 what: format!("a step plan with heads of {head_dim} elements in {dtype:?} on this device"),
                 remedy: "call the layers one by one".to_string(),

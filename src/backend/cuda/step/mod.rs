@@ -304,7 +304,8 @@ impl StepLaunches {
 
 impl Bound {
     fn has(&self, caches: &[CacheRows]) -> bool {
-        let ids = |caches: &[CacheRows]| caches.iter().map(|cache| cache.rows.id()).collect::<Vec<_>>();
+        let ids =
+            |caches: &[CacheRows]| caches.iter().map(|cache| cache.rows.memory.id()).collect::<Vec<_>>();
         ids(&self.caches) == ids(caches)
     }
 

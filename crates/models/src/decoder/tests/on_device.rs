@@ -1,6 +1,8 @@
 //! Steps on a CUDA device against the CPU's.
 
 use super::*;
+use crate::CacheOptions;
+use candle_quant::KvFormat;
 
 /// The first CUDA device, a real one or the pretended one of `scripts/test-cuda.sh`; none with a message.
 fn device() -> Option<Device> {
@@ -88,4 +90,58 @@ fn steps_of_a_device_compute_what_the_cpu_does() {
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// Prompts and steps, of plans and layer by layer, to caches of codes: those that the CPU has.
+#[test]
+fn caches_of_codes() {
+    let Some(device) = device() else { return };
+    let kinds = planned_kinds()
+        .into_iter()
+        .filter(|kind| kind["model_type"] == "qwen3" || kind["model_type"] == "gemma2");
+    for mut kind in kinds {
+        kind["head_dim"] = json!(64);
+        for (keys, values) in [(KvFormat::Affine8, KvFormat::Affine8), (KvFormat::Affine8, KvFormat::Affine4)]
+        {
+            let cache = CacheOptions { keys: Some(keys), values: Some(values), ..Default::default() };
+            let options = ModelOptions { cache, ..Default::default() };
+            let expected = logits(&mut random_with(&Device::Cpu, DType::F32, &kind, options), &PROMPTS);
+            let native = logits(&mut random_on(&Device::Cpu, DType::F32, &kind), &PROMPTS);
+            // Where numbers differ in the last bit, a code may be the next one.
+            let lost = distance(&expected, &native);
+            for (dtype, share) in [(DType::F32, 0.25), (DType::BF16, 1.)] {
+                let mut model = random_with(&device, dtype, &kind, options);
+                assert_eq!(model.cache_formats(), (keys, values));
+                let found = logits(&mut model, &PROMPTS);
+                assert!(model.steps.last().is_some_and(|(_, step)| step.is_captured()));
+                model.plan = None;
+                let by_layer = logits(&mut model, &PROMPTS);
+                let bound = share * lost + if dtype == DType::F32 { 0. } else { 2e-2 };
+                for found in [found, by_layer] {
+                    let distance = distance(&found, &expected);
+                    assert!(
+                        distance <= bound,
+                        "{kind} {dtype:?} {keys} {values}: {distance:.2e} of {bound:.2e} ({lost:.2e})"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn formats_that_a_device_has_no_cache_for() {
+    let told = |keys, values, dtype| {
+        let options = CacheOptions { keys, values, max_tokens: None };
+        options.validate(false, dtype).map_err(|error| error.to_string())
+    };
+    let (codes, halves) = (Some(KvFormat::Affine4), Some(KvFormat::F16));
+    assert_eq!(told(codes, Some(KvFormat::Affine8), DType::F32), Ok(()));
+    assert_eq!(told(halves, None, DType::F16), Ok(()));
+    for (keys, values, dtype) in
+        [(codes, None, DType::F16), (halves, halves, DType::BF16), (halves, codes, DType::F16)]
+    {
+        let told = told(keys, values, dtype).unwrap_err();
+        assert!(told.contains("choose 8bit or 4bit for both"), "{told}");
+    }
 }

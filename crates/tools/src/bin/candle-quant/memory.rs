@@ -49,7 +49,7 @@ impl MemoryOptions {
         };
         let (keys, values) = self.kv_cache.unzip();
         let cache = CacheOptions { keys, values, max_tokens: None };
-        cache.validate(workload.is_on_cpu)?;
+        cache.validate(workload.is_on_cpu, workload.dtype)?;
         Ok(Workload { cache, ..workload })
     }
 }

@@ -26,7 +26,7 @@ pub struct LoadOptions {
     #[arg(long)]
     activations: Option<ActivationPrecision>,
     /// How the KV cache holds keys and values: f32, f16, bf16, 8bit or 4bit, one for both or KEYS,VALUES [default: as
-    /// activations]. On the CPU.
+    /// activations]. On a GPU as activations, or 8bit and 4bit.
     #[arg(long, value_name = "FORMAT[,FORMAT]", value_parser = parse_cache)]
     kv_cache: Option<(KvFormat, KvFormat)>,
     /// The most tokens of a text, be it more or less than the model is made for [default: what its config states].

@@ -154,8 +154,7 @@ impl Report {
             ),
             None if fits.iter().any(|fit| fit.fits(memory)) => Ok(()),
             None => {
-                let cache = if self.workload.is_on_cpu { ", --kv-cache 8bit" } else { "" };
-                writeln!(out, "none fits: a shorter --context{cache} or more --ranks need less")
+                writeln!(out, "none fits: a shorter --context, --kv-cache 8bit or more --ranks need less")
             }
         }
     }

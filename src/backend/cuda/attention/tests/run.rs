@@ -3,9 +3,9 @@
 use super::super::super::card::Card;
 use super::super::super::launch::{launch, Grid};
 use super::super::super::memory::Locked;
-use super::super::call::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
+use super::super::call::{AttendCall, AttendMemory, CacheAddresses, HeadNormCall, Positions, Turns};
 use super::reference::{numbers, relative_error, rounded, Case, Norm, Of, Tables, EPS};
-use crate::backend::cuda::attend::AttendShape;
+use crate::backend::cuda::attend::{AttendShape, Cached};
 use candle_core::{DType, Device, Tensor};
 
 /// Rows before, between and behind keys and values.
@@ -99,6 +99,7 @@ impl Run {
         let call = AttendCall {
             shape: AttendShape { sequences, heads, kv_heads, head_dim },
             dtype,
+            cached: Cached::Numbers,
             capacity,
             positions: Positions::OnDevice(address(&positions)),
             window: case.window,
@@ -118,8 +119,11 @@ impl Run {
             q: q_at,
             k: k_at,
             v: v_at,
-            keys,
-            values: keys + (GUARD + sequences * kv_heads * capacity) as u64 * row_bytes,
+            cache: CacheAddresses {
+                keys,
+                values: keys + (GUARD + sequences * kv_heads * capacity) as u64 * row_bytes,
+                ..CacheAddresses::default()
+            },
             sinks: 0,
             y: address(&y),
             partial: address(&partial),

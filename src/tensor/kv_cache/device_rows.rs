@@ -1,0 +1,124 @@
+//! How keys and values of all sequences lie in the memory of a device.
+
+use super::{KvCacheConfig, KvFormat};
+use crate::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+
+/// By how many rows a cache grows at least: whole tiles of the kernels.
+const STEP: usize = 256;
+
+/// Keys and values of so many rows of each head of each sequence: one part after the other, each `[B, kv_heads, capacity]` of
+/// what a row has of it. A cache of floats has keys and values; one of codes has those of keys, those of values, then scales and
+/// biases of keys, of values, each group's one behind the other in f16 (`cuda/kv_codes.cuh`).
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceRows {
+    /// Floats `[2, B, kv_heads, capacity, head_dim]`, or bytes.
+    pub(crate) memory: Tensor,
+    pub(crate) sequences: usize,
+    pub(crate) capacity: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) formats: [KvFormat; 2],
+}
+
+impl DeviceRows {
+    /// Zeros, with the formats of a config.
+    pub(super) fn new(
+        config: &KvCacheConfig,
+        sequences: usize,
+        capacity: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let &KvCacheConfig { kv_heads, head_dim, keys, values, .. } = config;
+        let formats = [keys, values];
+        let memory = match float(keys) {
+            Some(dtype) => Tensor::zeros((2, sequences, kv_heads, capacity, head_dim), dtype, device)?,
+            None => {
+                let parts = row_bytes(formats, head_dim).into_iter().sum::<usize>();
+                let sizes = [sequences, kv_heads, capacity, parts];
+                let bytes = sizes.into_iter().try_fold(1usize, |all, size| all.checked_mul(size));
+                let Some(bytes) = bytes else {
+                    return Err(Error::mismatch(
+                        "size of a KV cache",
+                        "an addressable one",
+                        format!("{sizes:?}"),
+                    ));
+                };
+                Tensor::zeros(bytes, DType::U8, device)?
+            }
+        };
+        Ok(Self { memory, sequences, capacity, kv_heads, head_dim, formats })
+    }
+
+    /// The same with more rows.
+    pub(super) fn grown(&self, config: &KvCacheConfig, capacity: usize) -> Result<Self> {
+        let device = self.memory.device();
+        let grown = Self::new(config, self.sequences, capacity, device)?;
+        if self.codes().is_none() {
+            grown.memory.slice_set(&self.memory, 3, 0)?;
+            return Ok(grown);
+        }
+        for (old, new) in self.parts()?.into_iter().zip(grown.parts()?) {
+            new.slice_set(&old, 1, 0)?;
+        }
+        Ok(grown)
+    }
+
+    /// Bits of the codes of keys and of values, if there are codes.
+    pub(crate) fn codes(&self) -> Option<[usize; 2]> {
+        float(self.formats[0]).is_none().then(|| self.formats.map(KvFormat::bits))
+    }
+
+    /// Where each part begins, in bytes.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn offsets(&self) -> [usize; 4] {
+        let rows = self.sequences * self.kv_heads * self.capacity;
+        let mut end = 0;
+        row_bytes(self.formats, self.head_dim).map(|bytes| {
+            let begin = end;
+            end += rows * bytes;
+            begin
+        })
+    }
+
+    /// The parts of a cache of codes, `[B * kv_heads, capacity * bytes]`.
+    fn parts(&self) -> Result<Vec<Tensor>> {
+        let heads = self.sequences * self.kv_heads;
+        let parts = self.offsets().into_iter().zip(row_bytes(self.formats, self.head_dim));
+        let part = |(from, bytes): (usize, usize)| {
+            let of_head = self.capacity * bytes;
+            Ok(self.memory.narrow(0, from, heads * of_head)?.reshape((heads, of_head))?)
+        };
+        parts.map(part).collect()
+    }
+}
+
+/// Bytes of a row in each part.
+fn row_bytes(formats: [KvFormat; 2], head_dim: usize) -> [usize; 4] {
+    let numbers = |format: KvFormat| head_dim * format.bits() / 8;
+    let groups = |format: KvFormat| format.group_size().map_or(0, |size| 4 * head_dim.div_ceil(size));
+    let [keys, values] = formats;
+    [numbers(keys), numbers(values), groups(keys), groups(values)]
+}
+
+/// Bytes of a token with all its heads.
+pub(super) fn token_bytes(config: &KvCacheConfig) -> usize {
+    let of_head: usize = row_bytes([config.keys, config.values], config.head_dim).into_iter().sum();
+    config.kv_heads.saturating_mul(of_head)
+}
+
+/// Rows of a cache that had `capacity` and needs more.
+pub(super) fn grown(needed: usize, capacity: usize) -> usize {
+    let most = needed.max(capacity.saturating_add(capacity / 4));
+    most.checked_next_multiple_of(STEP).unwrap_or(usize::MAX)
+}
+
+/// The dtype of numbers in a format, if it is of floats.
+pub(super) fn float(format: KvFormat) -> Option<DType> {
+    match format {
+        KvFormat::F32 => Some(DType::F32),
+        KvFormat::F16 => Some(DType::F16),
+        KvFormat::Bf16 => Some(DType::BF16),
+        KvFormat::Affine8 | KvFormat::Affine4 => None,
+    }
+}
