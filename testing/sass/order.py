@@ -9,7 +9,7 @@ from flow import Flow
 
 LEAST_SHARE_OF_LOADS = 0.9
 LEAST_BYTES_OF_RING = 40  # of a lane: those of the smallest ring, with eight rows of x
-ATTENTION_ON_TENSOR_CORES = r"attend_b?f16_d\d+"
+ATTENTION_ON_TENSOR_CORES = r"attend_(b?f16|k\d_v\d)_d\d+"
 GLOBAL_WRITES = ("ST", "STG", "RED", "REDG", "ATOM", "ATOMG")
 
 

@@ -213,6 +213,40 @@ fn what_is_no_number_is_forgotten_with_its_text() {
     assert_eq!(bits(&y), bits(&text.on_device(&operands, &device).0[0]));
 }
 
+/// What lies behind a text, or before its window, is nobody's business: scales that are NaN.
+#[test]
+fn a_text_behind_a_longer_one() {
+    let Some(device) = device() else { return };
+    for (format, window) in [(KvFormat::Affine8, None), (KvFormat::Affine4, Some(8))] {
+        let text = Text::new(Case { window, ..CASE }, [format; 2], &[50, 10, 20, 1, 1]);
+        let operands = text.operands(DType::F16);
+        let run = |first: f64| {
+            let (mut cache, mut begin) = (DeviceKvCache::new(text.config()).unwrap(), 0);
+            let append = |&tokens: &usize| {
+                let part = |rows: &Tensor| rows.narrow(1, begin, tokens).unwrap().to_device(&device).unwrap();
+                let [q, k, v] = operands.each_ref().map(part);
+                let factor = if begin == 0 { first } else { 1. };
+                let [k, v] = [k, v].map(|rows| (rows * factor).unwrap());
+                begin += tokens;
+                let options = AttentionOptions { scale: text.case.scale(), ..Default::default() };
+                let y = match tokens {
+                    1 => decode_attention(&q, &k, &v, &mut cache, options),
+                    _ => prefill_attention(&q, &k, &v, &mut cache, options),
+                };
+                if begin == 50 && window.is_none() {
+                    cache.clear();
+                }
+                bits(&y.unwrap().unwrap())
+            };
+            text.parts.iter().map(append).collect::<Vec<_>>()
+        };
+        let (found, expected) = (run(f64::NAN), run(0.));
+        // The second part of a text with a window sees some of the first.
+        let later = if window.is_some() { 2.. } else { 1.. };
+        assert!(found[0] != expected[0] && found[later.clone()] == expected[later], "{format}");
+    }
+}
+
 /// One graph for every position, with the bits of launches that come one by one; what a plan computes in f32 on the CPU.
 #[test]
 fn steps_of_plans() {

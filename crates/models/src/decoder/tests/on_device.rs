@@ -105,11 +105,11 @@ fn caches_of_codes() {
         {
             let cache = CacheOptions { keys: Some(keys), values: Some(values), ..Default::default() };
             let options = ModelOptions { cache, ..Default::default() };
-            let expected = logits(&mut random_with(&Device::Cpu, DType::F32, &kind, options), &PROMPTS);
-            let native = logits(&mut random_on(&Device::Cpu, DType::F32, &kind), &PROMPTS);
-            // Where numbers differ in the last bit, a code may be the next one.
-            let lost = distance(&expected, &native);
             for (dtype, share) in [(DType::F32, 0.25), (DType::BF16, 1.)] {
+                let expected = logits(&mut random_with(&Device::Cpu, dtype, &kind, options), &PROMPTS);
+                let native = logits(&mut random_on(&Device::Cpu, dtype, &kind), &PROMPTS);
+                // Where numbers differ in the last bit, a code may be the next one.
+                let lost = distance(&expected, &native);
                 let mut model = random_with(&device, dtype, &kind, options);
                 assert_eq!(model.cache_formats(), (keys, values));
                 let found = logits(&mut model, &PROMPTS);
