@@ -6,9 +6,9 @@ namespace {
 using namespace cq;
 
 // Starts to copy the keys and values from `key` on; those that no row sees are zeros.
-template <int D> __device__ __forceinline__ void start_keys(const CqAttendPrompt &p, const PromptRows &rows, unsigned char *stage, uint32_t key) {
+template <int D> __device__ __forceinline__ void start_keys(const CqAttendPrompt &p, const PromptPlace &place, const PromptRows &rows, unsigned char *stage, uint32_t key) {
     using Shape = PromptShape<D>;
-    const size_t first = (size_t(blockIdx.y) * p.capacity + key) * (2 * D);
+    const size_t first = (size_t(place.kv_head) * p.capacity + key) * (2 * D);
     const unsigned char *keys = static_cast<const unsigned char *>(p.keys) + first, *values = static_cast<const unsigned char *>(p.values) + first;
 #pragma unroll
     for (int i = 0; i < Shape::COPIES; ++i) {
@@ -29,20 +29,21 @@ template <int D, bool BF16> __device__ __forceinline__ void attend_prompt(const 
     wait_for_earlier_kernels();
     let_next_kernel_start();
     // The longest come first.
-    const PromptRows rows(p, gridDim.x - 1 - blockIdx.x, Shape::ROWS);
+    const PromptPlace place(p);
+    const PromptRows rows(p, place, gridDim.x - 1 - blockIdx.x, Shape::ROWS);
     const int part = warp % Shape::WARPS_OF_ROW;
     const uint32_t row0 = rows.first + warp / Shape::WARPS_OF_ROW * 16 + g;
     Rows found(p, rows, row0, t, [&](uint32_t row, int eight) { return static_cast<const uint4 *>(p.q)[Rows::at(p, row) * Shape::EIGHTS + eight]; });
     const float factors[2] = {p.scale, p.scale};
     uint32_t stage = 0;
     attend_to_keys<D, BF16>(
-        found, p, rows, factors, part, [&](uint32_t key) { start_keys<D>(p, rows, memory, key); },
+        found, p, rows, factors, part, [&](uint32_t key) { start_keys<D>(p, place, rows, memory, key); },
         [&](uint32_t key) {
             wait_for_copies<0>();
             __syncthreads();  // all have these keys, and have multiplied those before
             const unsigned char *these = memory + stage;
             stage = Shape::STAGE - stage;
-            if (key + Shape::KEYS <= rows.last_key) start_keys<D>(p, rows, memory + stage, key + Shape::KEYS);
+            if (key + Shape::KEYS <= rows.last_key) start_keys<D>(p, place, rows, memory + stage, key + Shape::KEYS);
             return these;
         });
 #pragma unroll

@@ -35,8 +35,20 @@ template <int D> struct PromptShape {
     static constexpr int ROWS = PROMPT_THREADS / 32 / WARPS_OF_ROW * 16;
 };
 
+// A block's key head in the cache, and where the tokens of its sequence begin.
+struct PromptPlace {
+    uint32_t kv_head, position;
+
+    template <class Params> __device__ __forceinline__ explicit PromptPlace(const Params &p) {
+        const uint32_t given = blockIdx.y / p.kv_heads, sequence = p.places ? p.places[2 * given] : given;
+        kv_head = sequence * p.kv_heads + blockIdx.y % p.kv_heads;
+        position = p.places ? p.places[2 * given + 1] : p.position;
+    }
+};
+
 // What the rows of a block see.
 struct PromptRows {
+    uint32_t position;          // of the first token
     uint32_t first, end;        // rows of the block
     uint32_t first_position;    // of the first row
     uint32_t first_key, last_key;
@@ -44,10 +56,10 @@ struct PromptRows {
     static __device__ __forceinline__ uint32_t first_seen(const CqAttendPrompt &p, uint32_t position) {
         return first_key_seen(position, p.window, p.chunked);
     }
-    __device__ __forceinline__ PromptRows(const CqAttendPrompt &p, uint32_t block, uint32_t rows) {
+    __device__ __forceinline__ PromptRows(const CqAttendPrompt &p, const PromptPlace &place, uint32_t block, uint32_t rows) : position(place.position) {
         first = block * rows, end = min(first + rows, p.tokens * p.group);
-        first_position = p.position + first / p.group;
-        first_key = first_seen(p, first_position), last_key = p.position + (end - 1) / p.group;
+        first_position = position + first / p.group;
+        first_key = first_seen(p, first_position), last_key = position + (end - 1) / p.group;
     }
 };
 
@@ -67,7 +79,7 @@ template <int D, bool BF16> struct RowsOfLane {
         for (int half = 0; half < 2; ++half) {
             // Rows past the end repeat the last one; their outputs are not stored.
             const uint32_t row = min(row0 + half * 8, rows.end - 1);
-            last_key[half] = p.position + row / p.group;
+            last_key[half] = rows.position + row / p.group;
 #pragma unroll
             for (int chunk = 0; chunk < Shape::CHUNKS; ++chunk) {
                 q[half][chunk] = make_uint4(0, 0, 0, 0);

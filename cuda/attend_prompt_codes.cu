@@ -72,12 +72,13 @@ template <int D> __device__ __forceinline__ void attend_prompt_codes(const CqAtt
     static_assert(Shape::ROWS * OUTPUT_ROW * 4 <= Shape::STAGE && Shape::ROWS <= Shape::KEYS, "outputs, and queries, have room in a tile");
     CQ_DYNAMIC_SHARED(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const CodeRows<D> keys(p.keys, p.key_groups, p.key_bits, size_t(blockIdx.y) * p.capacity);
-    const CodeRows<D> values(p.values, p.value_groups, p.value_bits, size_t(blockIdx.y) * p.capacity);
+    const PromptPlace place(p);
+    const CodeRows<D> keys(p.keys, p.key_groups, p.key_bits, size_t(place.kv_head) * p.capacity);
+    const CodeRows<D> values(p.values, p.value_groups, p.value_bits, size_t(place.kv_head) * p.capacity);
     const uint32_t of_keys = keys.bytes(p.key_bits), stage_bytes = of_keys + values.bytes(p.value_bits);
     unsigned char *const stages = memory + Shape::STAGE;
     float *const units = reinterpret_cast<float *>(stages + p.stages * stage_bytes);
-    const PromptRows rows(p, gridDim.x - 1 - blockIdx.x, Shape::ROWS);
+    const PromptRows rows(p, place, gridDim.x - 1 - blockIdx.x, Shape::ROWS);
     wait_for_earlier_kernels();
     let_next_kernel_start();
     auto start = [&](uint32_t key, unsigned char *stage) {
@@ -90,13 +91,13 @@ template <int D> __device__ __forceinline__ void attend_prompt_codes(const CqAtt
     };
     uint32_t next_stage = 0;
     start(rows.first_key / Shape::KEYS * Shape::KEYS, stages);
-    each_row([&](uint32_t row, uint32_t place) {
+    each_row([&](uint32_t row, uint32_t index) {
         const size_t at = Rows::at(p, row) * D;
         Head head = Head::of([&](int i) { return load_float(p.q, at + i, p.dtype); });
         if (p.key_bits == 4) head.rotate();
         const float unit = head.make_halves();
-        if (lane == 0) units[place] = unit;
-        head.each([&](int i, float x) { reinterpret_cast<half *>(memory + place * Shape::KEY_ROW)[i] = __float2half_rn(x); });
+        if (lane == 0) units[index] = unit;
+        head.each([&](int i, float x) { reinterpret_cast<half *>(memory + index * Shape::KEY_ROW)[i] = __float2half_rn(x); });
     });
     __syncthreads();
     const int part = warp % Shape::WARPS_OF_ROW;
@@ -129,8 +130,8 @@ template <int D> __device__ __forceinline__ void attend_prompt_codes(const CqAtt
         for (int i = 0; i < Rows::EIGHTS; ++i) to[i * 8] = found.sums[i][half * 2] * factor, to[i * 8 + 1] = found.sums[i][half * 2 + 1] * factor;
     }
     __syncthreads();
-    each_row([&](uint32_t row, uint32_t place) {
-        Head head = Head::of([&](int i) { return outputs[place * OUTPUT_ROW + i]; });
+    each_row([&](uint32_t row, uint32_t index) {
+        Head head = Head::of([&](int i) { return outputs[index * OUTPUT_ROW + i]; });
         if (p.value_bits == 4) head.rotate();
         const size_t at = Rows::at(p, row) * D;
         head.each([&](int i, float x) { store_float(p.y, at + i, p.dtype, x); });
@@ -142,8 +143,10 @@ template <int D> __device__ __forceinline__ void append_codes(const CqAppend &p)
     wait_for_earlier_kernels();
     let_next_kernel_start();
     if (token >= p.tokens) return;
-    const uint32_t sequence = blockIdx.y / p.kv_heads, kv_head = blockIdx.y % p.kv_heads;
-    const size_t from = ((size_t(sequence) * p.tokens + token) * p.kv_heads + kv_head) * D, row = size_t(blockIdx.y) * p.capacity + p.position + token;
+    const PromptPlace place(p);
+    const uint32_t given = blockIdx.y / p.kv_heads, kv_head = blockIdx.y % p.kv_heads;
+    const size_t from = ((size_t(given) * p.tokens + token) * p.kv_heads + kv_head) * D;
+    const size_t row = size_t(place.kv_head) * p.capacity + place.position + token;
     auto append = [&](const void *numbers, void *codes, void *groups, uint32_t bits) {
         auto head = HeadOfLanes<D>::of([&](int i) { return load_float(numbers, from + i, p.dtype); });
         uint32_t *to = static_cast<uint32_t *>(codes) + row * (D * bits / 32);

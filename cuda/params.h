@@ -395,8 +395,10 @@ typedef struct CqAttendPrompt {
     const void *value_groups; /* the same, as many as values have */
     const float *sinks;       /* [heads], logits of one more key, which has no value; may be null */
     void *y;                  /* [sequences, tokens, heads, head_dim] */
+    const uint32_t *places;   /* [sequences] of the sequence's number in the cache and the position of its first token, copied behind
+                                 the launch ahead or written before it; null: its own number, and `position` */
     uint32_t tokens;
-    uint32_t position;   /* of the first token */
+    uint32_t position;   /* of the first token of all sequences, without `places` */
     uint32_t group;      /* query heads of a key head */
     uint32_t kv_heads;
     uint32_t capacity;   /* of codes, a multiple of 16 */
@@ -421,6 +423,7 @@ typedef struct CqAppend {
     void *values;       /* the same */
     void *key_groups;   /* [sequences, kv_heads, capacity, groups] of scale and bias in f16 */
     void *value_groups; /* the same, as many as values have */
+    const uint32_t *places; /* as those of CqAttendPrompt */
     uint32_t tokens;
     uint32_t position;
     uint32_t kv_heads;

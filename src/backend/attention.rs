@@ -144,7 +144,7 @@ pub(super) fn check_sinks(sinks: &Tensor, heads: usize) -> Result<Tensor> {
     Ok(sinks.to_dtype(DType::F32)?)
 }
 
-fn check_sequences(sequences: &[usize], batch: usize) -> Result<Cow<'_, [usize]>> {
+pub(super) fn check_sequences(sequences: &[usize], batch: usize) -> Result<Cow<'_, [usize]>> {
     let mut sorted = sequences.to_vec();
     sorted.sort_unstable();
     sorted.dedup();

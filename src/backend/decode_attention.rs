@@ -50,6 +50,10 @@ pub fn decode_attention(
     options: AttentionOptions,
 ) -> Result<Option<Tensor>> {
     let (sizes, sinks) = checked([q, k, v], cache, &options)?;
+    if let Some(sequences) = options.sequences {
+        let expected = "none: all have a token here";
+        return Err(Error::mismatch("sequences of a DeviceKvCache", expected, format!("{sequences:?}")));
+    }
     if sizes.tokens != 1 || sizes.batch == 0 {
         return Ok(None);
     }
@@ -97,9 +101,6 @@ pub(super) fn checked(
     let sizes = check(q, k, v, cache.config())?;
     check_softcap(options.softcap)?;
     let sinks = options.sinks.map(|sinks| check_sinks(sinks, sizes.heads)).transpose()?;
-    if let Some(sequences) = options.sequences {
-        return Err(Error::mismatch("sequences of a DeviceKvCache", "none", format!("{sequences:?}")));
-    }
     for tensor in [Some(k), Some(v), sinks.as_ref()].into_iter().flatten() {
         if !tensor.device().same_device(q.device()) {
             let expected = format!("{:?}, as q", q.device().location());

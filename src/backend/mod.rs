@@ -44,7 +44,7 @@ use lent::{group_values, with_matrix, Lent};
 pub use ops::quantize_rows;
 pub use precision::ActivationPrecision;
 pub use prefill_attention::prefill_attention;
-pub(crate) use prefill_attention::{NewRows, NewTokens};
+pub(crate) use prefill_attention::NewTokens;
 pub(crate) use quantize::Parts;
 pub use routing::{ExpertGroups, GroupScore, Scores};
 pub use sample::{sample, SampleOptions};

@@ -2,7 +2,7 @@
 
 use super::sample::{Choice, Draw};
 use super::step::{CacheRows, GraphMode, Plan};
-use super::{ChosenExperts, Epilogue, NewRows, NewToken, NewTokens, NormOfX, Operand, Parts};
+use super::{ChosenExperts, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts};
 use crate::tensor::DeviceRows;
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Tensor};
@@ -89,10 +89,6 @@ pub(super) fn attend(_: &DeviceRows, _: &NewToken) -> Result<Option<Tensor>> {
 
 pub(super) fn attends_to_prompts(_: &Tensor, _: usize, _: Option<[usize; 2]>) -> Result<bool> {
     Ok(false)
-}
-
-pub(super) fn append_codes(_: &DeviceRows, _: &NewRows) -> Result<()> {
-    error()
 }
 
 pub(super) fn attend_prompt(_: &DeviceRows, _: &NewTokens) -> Result<Tensor> {

@@ -1,32 +1,27 @@
 //! Attention of several new tokens to a cache on a device.
 
-use super::attention::AttentionOptions;
+use super::attention::{check_sequences, AttentionOptions};
 use super::cuda;
 use super::decode_attention::{checked, without_kernel};
 use crate::known::without_gradient;
-use crate::tensor::{DeviceKvCache, KvCacheConfig};
+use crate::tensor::{put, CachePlace, DeviceKvCache, KvCacheConfig};
 use crate::Result;
 use candle_core::Tensor;
 
-/// Keys and values of new tokens, `[B, T, kv_heads, head_dim]`, the first of which has this position.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub(crate) struct NewRows<'a> {
-    pub(crate) k: &'a Tensor,
-    pub(crate) v: &'a Tensor,
-    pub(crate) position: usize,
-}
-
-/// What new tokens attend with, whose keys and values the cache has already.
+/// New tokens, and what they attend with.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) struct NewTokens<'a> {
     /// `[B, T, heads, head_dim]`.
     pub(crate) q: &'a Tensor,
+    /// `[B, T, kv_heads, head_dim]`. A cache of floats has them already.
+    pub(crate) k: &'a Tensor,
+    pub(crate) v: &'a Tensor,
     /// `[heads]` in f32.
     pub(crate) sinks: Option<&'a Tensor>,
     pub(crate) scale: f32,
     pub(crate) softcap: Option<f32>,
-    /// Of the first one, from the beginning of the text, the same for all sequences.
-    pub(crate) position: usize,
+    /// Where they belong.
+    pub(crate) places: &'a [CachePlace],
     /// What of the cache they see.
     pub(crate) config: &'a KvCacheConfig,
 }
@@ -37,7 +32,8 @@ pub(crate) struct NewTokens<'a> {
 /// * `q`: `[B, T, heads, head_dim]`, with positions already in them (RoPE).
 /// * `k`, `v`: `[B, T, kv_heads, head_dim]`, of the same dtype.
 ///
-/// The result is `[B, T, heads * head_dim]`; none, and then no token is appended, if there is no kernel for it: on other devices
+/// Sequences may be of different lengths; `options.sequences` names those that the entries of the batch continue, if they are not
+/// all. The result is `[B, T, heads * head_dim]`; none, and then no token is appended, if there is no kernel for it: on other devices
 /// than CUDA's, for other dtypes than F16 and BF16 (beside codes, F32), of heads of other sizes than 64, 80, 96, 128 and 256, on a
 /// card with too little shared memory for them, or of more than 65535 heads of keys in all; with a cache of codes, which nothing
 /// else reads, that is an error. Scores and softmax are f32, outputs are rounded once, and are the same on any card of one kind;
@@ -61,8 +57,8 @@ pub(crate) struct NewTokens<'a> {
 /// ```
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit, there is no kernel that reads the cache's codes, options name sequences, of which all have tokens here, sequences of the cache have not
-/// the same length, or there is no room for the tokens ([`Error::OutOfCache`](crate::Error::OutOfCache)).
+/// If shapes, dtypes or devices do not fit, there is no kernel that reads the cache's codes, options name sequences that there
+/// are not or one of them twice, or there is no room for the tokens ([`Error::OutOfCache`](crate::Error::OutOfCache)).
 pub fn prefill_attention(
     q: &Tensor,
     k: &Tensor,
@@ -71,29 +67,24 @@ pub fn prefill_attention(
     options: AttentionOptions,
 ) -> Result<Option<Tensor>> {
     let (sizes, sinks) = checked([q, k, v], cache, &options)?;
-    if sizes.batch == 0 || sizes.tokens == 0 {
+    let (batch, tokens) = (sizes.batch, sizes.tokens);
+    if let Some(sequences) = options.sequences {
+        check_sequences(sequences, batch)?;
+    }
+    if batch == 0 || tokens == 0 {
         return Ok(None);
     }
     let codes = cache.codes();
     if !cuda::attends_to_prompts(q, cache.config().kv_heads, codes)? {
         return without_kernel(cache, q);
     }
-    let position = cache.len();
-    let (rows, settled) = cache.room_for_all(k, sizes.tokens)?;
-    if codes.is_some() {
-        cuda::append_codes(&rows, &NewRows { k, v, position })?;
-        cache.appended(sizes.tokens, settled);
-    } else {
-        cache.append(k, v)?;
+    let (rows, places) = cache.room_at(k, options.sequences)?;
+    if codes.is_none() {
+        put([k, v], &rows, &places)?;
     }
-    let tokens = NewTokens {
-        q,
-        sinks: sinks.as_ref(),
-        scale: options.scale,
-        softcap: options.softcap,
-        position,
-        config: cache.config(),
-    };
-    let y = cuda::attend_prompt(&rows, &tokens)?;
+    let (scale, softcap, config) = (options.scale, options.softcap, cache.config());
+    let new = NewTokens { q, k, v, sinks: sinks.as_ref(), scale, softcap, places: &places, config };
+    let y = cuda::attend_prompt(&rows, &new)?;
+    cache.appended(&places, tokens);
     Ok(Some(without_gradient("kv-cache-attention", &[q, k, v], y)?))
 }

@@ -5,7 +5,7 @@ use crate::packed::{bits, flat, relative_error, tensor};
 use crate::{device, is_about_memory};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::ops::{prefill_attention, AttentionOptions};
-use candle_quant::DeviceKvCache;
+use candle_quant::{DeviceKvCache, KvCacheConfig, KvFormat};
 
 /// Several new tokens behind others, by what kernels there are for prompts.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +160,47 @@ fn prompts_that_see_all_keys_alike() {
     let Some(device) = device() else { return };
     let case = Case { head_dim: 96, position: 150, softcap: Some(0.3), ..CASE };
     Prompt { case, tokens: 40 }.check(&device);
+}
+
+/// Prompts of sequences that stand at positions of their own, of all and of some: the bits of each alone.
+#[test]
+fn prompts_of_sequences_of_different_lengths() {
+    let Some(device) = device() else { return };
+    for (keys, values) in [(KvFormat::F16, KvFormat::F16), (KvFormat::Affine8, KvFormat::Affine4)] {
+        let config = KvCacheConfig { keys, values, window: Some(50), ..KvCacheConfig::new(2, 64) };
+        let options = AttentionOptions { scale: 0.2, ..Default::default() };
+        let (mut together, mut alone) = (
+            DeviceKvCache::of_sequences(config, 3).unwrap(),
+            [(); 3].map(|()| DeviceKvCache::new(config).unwrap()),
+        );
+        let parts: [(usize, Option<&[usize]>); 5] =
+            [(37, Some(&[1])), (5, Some(&[2])), (20, None), (9, Some(&[2, 0])), (70, Some(&[1, 2]))];
+        for (part, (tokens, sequences)) in parts.into_iter().enumerate() {
+            let asked = sequences.unwrap_or(&[0, 1, 2]);
+            let rows = |heads, seed| {
+                let rows = tensor(&[asked.len(), tokens, heads, 64], seed + 10 * part as u64);
+                rows.to_dtype(DType::F16).unwrap().to_device(&device).unwrap()
+            };
+            let (q, k, v) = (rows(6, 920), rows(2, 921), rows(2, 922));
+            let all = AttentionOptions { sequences, ..options };
+            let y = prefill_attention(&q, &k, &v, &mut together, all).unwrap().unwrap();
+            for (entry, &sequence) in asked.iter().enumerate() {
+                let of_entry = |rows: &Tensor| rows.narrow(0, entry, 1).unwrap().contiguous().unwrap();
+                let (q, k, v) = (of_entry(&q), of_entry(&k), of_entry(&v));
+                let expected = prefill_attention(&q, &k, &v, &mut alone[sequence], options).unwrap().unwrap();
+                assert!(bits(&of_entry(&y)) == bits(&expected), "{keys} part {part}, sequence {sequence}");
+            }
+            assert_eq!(together.lens(), alone.each_ref().map(DeviceKvCache::len));
+        }
+        let rows = |heads| Tensor::zeros((2, 3, heads, 64), DType::F16, &device).unwrap();
+        let mut told = |sequences: &[usize]| {
+            let options = AttentionOptions { sequences: Some(sequences), ..options };
+            prefill_attention(&rows(6), &rows(2), &rows(2), &mut together, options).unwrap_err().to_string()
+        };
+        assert!(told(&[1, 1]).contains("2 different ones") && told(&[1, 3]).contains("one below 3"));
+        assert!(told(&[1]).contains("2 different ones"));
+        assert_eq!(together.lens(), [29, 127, 104]);
+    }
 }
 
 /// Nothing is appended then.

@@ -21,7 +21,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     bail, CpuStorage, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
 };
-pub(crate) use prompt::{append_codes, attend_prompt, attends_to_prompts};
+pub(crate) use prompt::{attend_prompt, attends_to_prompts};
 use std::sync::Arc;
 
 /// `[B, 1, heads * head_dim]`, what the tokens see of a cache, to which theirs are appended. None, with nothing appended, if there

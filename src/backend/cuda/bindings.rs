@@ -630,6 +630,7 @@ pub struct CqAttendPrompt {
     pub value_groups: *const ::core::ffi::c_void,
     pub sinks: *const f32,
     pub y: *mut ::core::ffi::c_void,
+    pub places: *const u32,
     pub tokens: u32,
     pub position: u32,
     pub group: u32,
@@ -647,7 +648,7 @@ pub struct CqAttendPrompt {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqAttendPrompt"][::core::mem::size_of::<CqAttendPrompt>() - 112usize];
+    ["Size of CqAttendPrompt"][::core::mem::size_of::<CqAttendPrompt>() - 120usize];
     ["Alignment of CqAttendPrompt"][::core::mem::align_of::<CqAttendPrompt>() - 8usize];
     ["Offset of field: CqAttendPrompt::q"][::core::mem::offset_of!(CqAttendPrompt, q) - 0usize];
     ["Offset of field: CqAttendPrompt::keys"][::core::mem::offset_of!(CqAttendPrompt, keys) - 8usize];
@@ -658,25 +659,26 @@ const _: () = {
         [::core::mem::offset_of!(CqAttendPrompt, value_groups) - 32usize];
     ["Offset of field: CqAttendPrompt::sinks"][::core::mem::offset_of!(CqAttendPrompt, sinks) - 40usize];
     ["Offset of field: CqAttendPrompt::y"][::core::mem::offset_of!(CqAttendPrompt, y) - 48usize];
-    ["Offset of field: CqAttendPrompt::tokens"][::core::mem::offset_of!(CqAttendPrompt, tokens) - 56usize];
+    ["Offset of field: CqAttendPrompt::places"][::core::mem::offset_of!(CqAttendPrompt, places) - 56usize];
+    ["Offset of field: CqAttendPrompt::tokens"][::core::mem::offset_of!(CqAttendPrompt, tokens) - 64usize];
     ["Offset of field: CqAttendPrompt::position"]
-        [::core::mem::offset_of!(CqAttendPrompt, position) - 60usize];
-    ["Offset of field: CqAttendPrompt::group"][::core::mem::offset_of!(CqAttendPrompt, group) - 64usize];
+        [::core::mem::offset_of!(CqAttendPrompt, position) - 68usize];
+    ["Offset of field: CqAttendPrompt::group"][::core::mem::offset_of!(CqAttendPrompt, group) - 72usize];
     ["Offset of field: CqAttendPrompt::kv_heads"]
-        [::core::mem::offset_of!(CqAttendPrompt, kv_heads) - 68usize];
+        [::core::mem::offset_of!(CqAttendPrompt, kv_heads) - 76usize];
     ["Offset of field: CqAttendPrompt::capacity"]
-        [::core::mem::offset_of!(CqAttendPrompt, capacity) - 72usize];
-    ["Offset of field: CqAttendPrompt::window"][::core::mem::offset_of!(CqAttendPrompt, window) - 76usize];
-    ["Offset of field: CqAttendPrompt::chunked"][::core::mem::offset_of!(CqAttendPrompt, chunked) - 80usize];
-    ["Offset of field: CqAttendPrompt::dtype"][::core::mem::offset_of!(CqAttendPrompt, dtype) - 84usize];
+        [::core::mem::offset_of!(CqAttendPrompt, capacity) - 80usize];
+    ["Offset of field: CqAttendPrompt::window"][::core::mem::offset_of!(CqAttendPrompt, window) - 84usize];
+    ["Offset of field: CqAttendPrompt::chunked"][::core::mem::offset_of!(CqAttendPrompt, chunked) - 88usize];
+    ["Offset of field: CqAttendPrompt::dtype"][::core::mem::offset_of!(CqAttendPrompt, dtype) - 92usize];
     ["Offset of field: CqAttendPrompt::key_bits"]
-        [::core::mem::offset_of!(CqAttendPrompt, key_bits) - 88usize];
+        [::core::mem::offset_of!(CqAttendPrompt, key_bits) - 96usize];
     ["Offset of field: CqAttendPrompt::value_bits"]
-        [::core::mem::offset_of!(CqAttendPrompt, value_bits) - 92usize];
-    ["Offset of field: CqAttendPrompt::stages"][::core::mem::offset_of!(CqAttendPrompt, stages) - 96usize];
-    ["Offset of field: CqAttendPrompt::unused"][::core::mem::offset_of!(CqAttendPrompt, unused) - 100usize];
-    ["Offset of field: CqAttendPrompt::scale"][::core::mem::offset_of!(CqAttendPrompt, scale) - 104usize];
-    ["Offset of field: CqAttendPrompt::cap"][::core::mem::offset_of!(CqAttendPrompt, cap) - 108usize];
+        [::core::mem::offset_of!(CqAttendPrompt, value_bits) - 100usize];
+    ["Offset of field: CqAttendPrompt::stages"][::core::mem::offset_of!(CqAttendPrompt, stages) - 104usize];
+    ["Offset of field: CqAttendPrompt::unused"][::core::mem::offset_of!(CqAttendPrompt, unused) - 108usize];
+    ["Offset of field: CqAttendPrompt::scale"][::core::mem::offset_of!(CqAttendPrompt, scale) - 112usize];
+    ["Offset of field: CqAttendPrompt::cap"][::core::mem::offset_of!(CqAttendPrompt, cap) - 116usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -687,6 +689,7 @@ pub struct CqAppend {
     pub values: *mut ::core::ffi::c_void,
     pub key_groups: *mut ::core::ffi::c_void,
     pub value_groups: *mut ::core::ffi::c_void,
+    pub places: *const u32,
     pub tokens: u32,
     pub position: u32,
     pub kv_heads: u32,
@@ -698,7 +701,7 @@ pub struct CqAppend {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqAppend"][::core::mem::size_of::<CqAppend>() - 80usize];
+    ["Size of CqAppend"][::core::mem::size_of::<CqAppend>() - 88usize];
     ["Alignment of CqAppend"][::core::mem::align_of::<CqAppend>() - 8usize];
     ["Offset of field: CqAppend::k"][::core::mem::offset_of!(CqAppend, k) - 0usize];
     ["Offset of field: CqAppend::v"][::core::mem::offset_of!(CqAppend, v) - 8usize];
@@ -706,14 +709,15 @@ const _: () = {
     ["Offset of field: CqAppend::values"][::core::mem::offset_of!(CqAppend, values) - 24usize];
     ["Offset of field: CqAppend::key_groups"][::core::mem::offset_of!(CqAppend, key_groups) - 32usize];
     ["Offset of field: CqAppend::value_groups"][::core::mem::offset_of!(CqAppend, value_groups) - 40usize];
-    ["Offset of field: CqAppend::tokens"][::core::mem::offset_of!(CqAppend, tokens) - 48usize];
-    ["Offset of field: CqAppend::position"][::core::mem::offset_of!(CqAppend, position) - 52usize];
-    ["Offset of field: CqAppend::kv_heads"][::core::mem::offset_of!(CqAppend, kv_heads) - 56usize];
-    ["Offset of field: CqAppend::capacity"][::core::mem::offset_of!(CqAppend, capacity) - 60usize];
-    ["Offset of field: CqAppend::key_bits"][::core::mem::offset_of!(CqAppend, key_bits) - 64usize];
-    ["Offset of field: CqAppend::value_bits"][::core::mem::offset_of!(CqAppend, value_bits) - 68usize];
-    ["Offset of field: CqAppend::dtype"][::core::mem::offset_of!(CqAppend, dtype) - 72usize];
-    ["Offset of field: CqAppend::unused"][::core::mem::offset_of!(CqAppend, unused) - 76usize];
+    ["Offset of field: CqAppend::places"][::core::mem::offset_of!(CqAppend, places) - 48usize];
+    ["Offset of field: CqAppend::tokens"][::core::mem::offset_of!(CqAppend, tokens) - 56usize];
+    ["Offset of field: CqAppend::position"][::core::mem::offset_of!(CqAppend, position) - 60usize];
+    ["Offset of field: CqAppend::kv_heads"][::core::mem::offset_of!(CqAppend, kv_heads) - 64usize];
+    ["Offset of field: CqAppend::capacity"][::core::mem::offset_of!(CqAppend, capacity) - 68usize];
+    ["Offset of field: CqAppend::key_bits"][::core::mem::offset_of!(CqAppend, key_bits) - 72usize];
+    ["Offset of field: CqAppend::value_bits"][::core::mem::offset_of!(CqAppend, value_bits) - 76usize];
+    ["Offset of field: CqAppend::dtype"][::core::mem::offset_of!(CqAppend, dtype) - 80usize];
+    ["Offset of field: CqAppend::unused"][::core::mem::offset_of!(CqAppend, unused) - 84usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

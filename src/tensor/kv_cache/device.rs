@@ -1,6 +1,6 @@
 //! The keys and values of the tokens so far, on a device other than the CPU.
 
-use super::device_rows::{float, grown, token_bytes, DeviceRows};
+use super::device_rows::{float, grown, put, token_bytes, CachePlace, DeviceRows};
 use super::{KvCacheConfig, KvFormat};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -146,12 +146,16 @@ impl DeviceKvCache {
     /// If shapes or dtypes do not fit, sequences have not the same length, or there is no room for the tokens
     /// ([`Error::OutOfCache`]): the cache is then as before.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
+        if self.lens.iter().any(|of_one| *of_one != self.len()) {
+            let (expected, found) = ("one length, or append_to for each", format!("{:?}", self.lens));
+            return Err(Error::mismatch("sequences of a cache", expected, found));
+        }
         check_alike(k, v)?;
         self.check_tensors()?;
-        let (rows, settled) = self.room_for_all(k, k.dim(1)?)?;
-        let parts = put([k, v], &rows.memory, self.len())?;
-        self.appended(k.dim(1)?, settled);
-        Ok(parts)
+        let (rows, places) = self.room_at(k, None)?;
+        put([k, v], &rows, &places)?;
+        self.appended(&places, k.dim(1)?);
+        parts(&rows.memory, self.len())
     }
 
     /// Appends `k` and `v`, `[1, T, kv_heads, head_dim]`, to one of the sequences, and returns its keys and values of all tokens,
@@ -160,27 +164,43 @@ impl DeviceKvCache {
     /// # Errors
     /// As those of it; if there is no such sequence.
     pub fn append_to(&mut self, sequence: usize, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
-        let sequences = self.lens.len();
-        let Some(&len) = self.lens.get(sequence) else {
-            let expected = format!("one below {sequences}, as many as of_sequences or the first tokens say");
-            return Err(Error::mismatch("sequence of a cache", expected, sequence.to_string()));
-        };
         check_alike(k, v)?;
         self.check_tensors()?;
+        let (rows, places) = self.room_at(k, Some(&[sequence]))?;
+        put([k, v], &rows, &places)?;
+        self.appended(&places, k.dim(1)?);
+        let len = self.lens.get(sequence).copied().unwrap_or_default();
+        parts(&rows.memory.narrow(1, sequence, 1)?, len)
+    }
+
+    /// Room for the tokens of `k` `[B, T, kv_heads, head_dim]`, and where they belong: in so many sequences, or in these.
+    ///
+    /// # Errors
+    /// If there are other sequences than the batch has, or not all of these, or no room.
+    pub(crate) fn room_at(
+        &mut self,
+        k: &Tensor,
+        sequences: Option<&[usize]>,
+    ) -> Result<(DeviceRows, Vec<CachePlace>)> {
+        let (batch, tokens) = (k.dim(0)?, k.dim(1)?);
+        let all: Vec<usize> = (0..batch).collect();
+        let asked = sequences.unwrap_or(&all);
+        if asked.len() != batch {
+            let expected = format!("[{}, T, kv_heads, head_dim], those of {asked:?}", asked.len());
+            return Err(Error::mismatch("keys for sequences", expected, format!("{:?}", k.dims())));
+        }
         self.check(k)?;
-        if k.dim(0)? != 1 {
-            let expected = "[1, T, kv_heads, head_dim], those of one sequence";
-            return Err(Error::mismatch("keys for a sequence", expected, format!("{:?}", k.dims())));
+        let count = if sequences.is_some() { self.lens.len() } else { batch };
+        if let Some(unknown) = asked.iter().find(|sequence| **sequence >= count) {
+            let expected = format!("one below {count}, as many as of_sequences or the first tokens say");
+            return Err(Error::mismatch("sequence of a cache", expected, unknown.to_string()));
         }
-        let needed = len.saturating_add(k.dim(1)?);
-        let (rows, _) = self.room_on(k.device(), sequences, needed)?;
-        let parts = put([k, v], &rows.memory.narrow(1, sequence, 1)?, len)?;
-        if let Some(of_one) = self.lens.get_mut(sequence) {
-            *of_one = needed;
-        }
-        // What others do not know of has been put into the stream.
-        self.settled = 0;
-        Ok(parts)
+        let position = |sequence: usize| self.lens.get(sequence).copied().unwrap_or_default();
+        let places: Vec<_> =
+            asked.iter().map(|&sequence| CachePlace { sequence, position: position(sequence) }).collect();
+        let last = places.iter().map(|place| place.position).max().unwrap_or_default();
+        let (rows, _) = self.room_on(k.device(), count, last.saturating_add(tokens))?;
+        Ok((rows, places))
     }
 
     /// The rows, with room for `tokens` more of each sequence, like those of `k` `[B, T, kv_heads, head_dim]`, and how many
@@ -188,15 +208,6 @@ impl DeviceKvCache {
     pub(crate) fn room_for(&mut self, k: &Tensor, tokens: usize) -> Result<(DeviceRows, usize)> {
         self.check(k)?;
         self.room_on(k.device(), k.dim(0)?, self.len().saturating_add(tokens))
-    }
-
-    /// As [`room_for`](Self::room_for), of sequences of one length.
-    pub(crate) fn room_for_all(&mut self, k: &Tensor, tokens: usize) -> Result<(DeviceRows, usize)> {
-        if self.lens.iter().any(|of_one| *of_one != self.len()) {
-            let (expected, found) = ("one length, or append_to for each", format!("{:?}", self.lens));
-            return Err(Error::mismatch("sequences of a cache", expected, found));
-        }
-        self.room_for(k, tokens)
     }
 
     fn check(&self, k: &Tensor) -> Result<()> {
@@ -228,11 +239,17 @@ impl DeviceKvCache {
         })
     }
 
-    /// So many tokens of each sequence have been appended.
-    pub(crate) fn appended(&mut self, tokens: usize, settled: usize) {
-        let len = self.len() + tokens;
-        self.lens.iter_mut().for_each(|of_one| *of_one = len);
-        self.settled = settled;
+    /// So many tokens have been appended at each of these places.
+    pub(crate) fn appended(&mut self, places: &[CachePlace], tokens: usize) {
+        for place in places {
+            if let Some(len) = self.lens.get_mut(place.sequence) {
+                *len = place.position + tokens;
+            }
+        }
+        if places.len() != self.lens.len() {
+            // What others do not know of has been put into the stream.
+            self.settled = 0;
+        }
     }
 
     /// The rows on a device, as many as `needed` of each of `batch` sequences, and how many of them are settled.
@@ -294,16 +311,10 @@ fn check_alike(k: &Tensor, v: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Puts keys and values `[B, T, kv_heads, head_dim]` into rows `[2, B, kv_heads, capacity, head_dim]` from one on, and returns
-/// what is then there up to their end.
-fn put(parts: [&Tensor; 2], rows: &Tensor, from: usize) -> Result<[Tensor; 2]> {
-    let [k, v] = parts;
-    let part = |index: usize, new: &Tensor| -> Result<Tensor> {
-        let rows = rows.get(index)?;
-        rows.slice_set(&new.transpose(1, 2)?.contiguous()?, 2, from)?;
-        Ok(rows.narrow(2, 0, from + new.dim(1)?)?)
-    };
-    Ok([part(0, k)?, part(1, v)?])
+/// Keys and values `[B, kv_heads, len, head_dim]` of floats `[2, B, kv_heads, capacity, head_dim]`.
+fn parts(rows: &Tensor, len: usize) -> Result<[Tensor; 2]> {
+    let part = |index: usize| rows.get(index)?.narrow(2, 0, len);
+    Ok([part(0)?, part(1)?])
 }
 
 impl fmt::Debug for DeviceKvCache {

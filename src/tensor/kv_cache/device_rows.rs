@@ -93,6 +93,40 @@ impl DeviceRows {
     }
 }
 
+/// The sequence of a cache that an entry of a batch continues, and the position of its first token there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CachePlace {
+    pub(crate) sequence: usize,
+    pub(crate) position: usize,
+}
+
+impl CachePlace {
+    /// The position of all, if these are sequences 0, 1, .. in turn, and stand at one.
+    pub(crate) fn common(places: &[Self]) -> Option<usize> {
+        let position = places.first()?.position;
+        let is_plain = |(index, place): (usize, &Self)| *place == Self { sequence: index, position };
+        places.iter().enumerate().all(is_plain).then_some(position)
+    }
+}
+
+/// Puts keys and values `[B, T, kv_heads, head_dim]` into floats, each entry at its place.
+pub(crate) fn put(parts: [&Tensor; 2], rows: &DeviceRows, places: &[CachePlace]) -> Result<()> {
+    for (part, new) in parts.into_iter().enumerate() {
+        let rows = rows.memory.get(part)?;
+        let new = new.transpose(1, 2)?.contiguous()?;
+        match CachePlace::common(places) {
+            Some(position) if places.len() == rows.dim(0)? => rows.slice_set(&new, 2, position)?,
+            _ => {
+                for (entry, place) in places.iter().enumerate() {
+                    let of_sequence = rows.narrow(0, place.sequence, 1)?;
+                    of_sequence.slice_set(&new.narrow(0, entry, 1)?.contiguous()?, 2, place.position)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Bytes of a row in each part.
 fn row_bytes(formats: [KvFormat; 2], head_dim: usize) -> [usize; 4] {
     let numbers = |format: KvFormat| head_dim * format.bits() / 8;

@@ -5,15 +5,17 @@ use super::super::bindings::{CqAppend, CqAttendPrompt, CQ_ATTEND_THREADS};
 use super::super::card::Card;
 use super::super::kernel::Kernel;
 use super::super::launch::{launch, Grid};
-use super::super::memory::{address_mut, allocate, float_dtype, u32_of, Locked, View};
+use super::super::memory::{
+    address_mut, allocate, can_read_back, float_dtype, u32_of, Address, Locked, View,
+};
 use super::super::plan::MOST_BLOCKS;
 use super::call::{logit_factors, window_of, CacheAddresses};
-use crate::backend::{NewRows, NewTokens};
-use crate::tensor::DeviceRows;
+use crate::backend::NewTokens;
+use crate::tensor::{CachePlace, DeviceRows};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;
 use candle_core::{
-    bail, CpuStorage, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
+    bail, CpuStorage, CudaDevice, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
 };
 use std::sync::Arc;
 
@@ -52,19 +54,52 @@ impl<'a> Contiguous<'a> {
     }
 }
 
-/// Makes codes of keys and values, and puts them into a cache.
-pub(crate) fn append_codes(cache: &DeviceRows, new: &NewRows) -> Result<()> {
-    let Device::Cuda(device) = cache.memory.device() else {
-        bail!("a cache on a CUDA device is needed here")
-    };
-    cache.memory.inplace_op1(&AppendCodes { cache, new, stream: device.cuda_stream() })
+/// Where the tokens of each sequence belong, as kernels take it: all at one position, or, on the device, as each says.
+struct Places {
+    position: usize,
+    each: Option<Tensor>,
 }
 
-/// The launch, as an operation on the cache.
+impl Places {
+    /// Of a cache that has rows for so many tokens.
+    fn new(places: &[CachePlace], cache: &DeviceRows, tokens: usize, device: &CudaDevice) -> Result<Self> {
+        for &CachePlace { sequence, position } in places {
+            let fits = position.checked_add(tokens).is_some_and(|end| end <= cache.capacity);
+            if !fits || sequence >= cache.sequences {
+                let (sequences, capacity) = (cache.sequences, cache.capacity);
+                bail!("{tokens} tokens from {position} on of sequence {sequence} in {sequences} of {capacity} rows");
+            }
+        }
+        if let Some(position) = CachePlace::common(places) {
+            return Ok(Self { position, each: None });
+        }
+        // A graph would read what the host has there when it runs.
+        can_read_back("attention of sequences that stand at different positions", &device.cuda_stream())?;
+        let each = places.iter().flat_map(|place| [place.sequence, place.position]);
+        let each = each.map(|number| u32_of("position", number)).collect::<Result<Vec<_>>>()?;
+        Ok(Self { position: 0, each: Some(Tensor::new(each, &Device::Cuda(device.clone()))?) })
+    }
+
+    fn locked(&self) -> Option<Locked<'_>> {
+        self.each.as_ref().map(Locked::new)
+    }
+}
+
+/// The address of a tensor; null if there is none.
+fn address_of<'a>(tensor: Option<&'a Locked<'a>>, stream: &'a CudaStream) -> Result<Option<Address<'a>>> {
+    tensor.map(|tensor| tensor.view()?.address(stream)).transpose()
+}
+
+fn pointer<T>(address: Option<&Address>) -> *const T {
+    address.map_or(std::ptr::null(), Address::as_ptr)
+}
+
+/// Makes codes of keys and values, and puts them into a cache: the launch, as an operation on it.
 struct AppendCodes<'a> {
     cache: &'a DeviceRows,
-    new: &'a NewRows<'a>,
-    stream: Arc<CudaStream>,
+    new: &'a NewTokens<'a>,
+    places: &'a Places,
+    stream: &'a Arc<CudaStream>,
 }
 
 impl InplaceOp1 for AppendCodes<'_> {
@@ -77,18 +112,19 @@ impl InplaceOp1 for AppendCodes<'_> {
     }
 
     fn cuda_fwd(&self, memory: &mut CudaStorage, _: &Layout) -> Result<()> {
-        let &NewRows { k, v, position } = self.new;
+        let &NewTokens { k, v, .. } = self.new;
         let (batch, tokens, kv_heads, head_dim) = k.dims4()?;
-        let (cache, stream) = (self.cache, &self.stream);
+        let (cache, stream) = (self.cache, self.stream);
         let Some([key_bits, value_bits]) = cache.codes() else { bail!("a cache of codes is needed here") };
-        let fits = (batch, kv_heads, head_dim) == (cache.sequences, cache.kv_heads, cache.head_dim);
-        if !fits || position.checked_add(tokens).is_none_or(|end| end > cache.capacity) {
-            bail!("{:?} from {position} on in a cache of {} rows", k.dims(), cache.capacity);
+        if (kv_heads, head_dim) != (cache.kv_heads, cache.head_dim) {
+            bail!("{:?} in a cache with {} heads of {}", k.dims(), cache.kv_heads, cache.head_dim);
         }
         let [k, v] = [Contiguous::new(k, stream)?, Contiguous::new(v, stream)?];
         let (k_view, v_view) = (k.view()?, v.view()?);
         let (k_at, v_at) = (k_view.address(stream)?, v_view.address(stream)?);
         let memory = address_mut(memory, stream)?;
+        let places = self.places.locked();
+        let places = address_of(places.as_ref(), stream)?;
         let CacheAddresses { keys, values, key_groups, value_groups } =
             CacheAddresses::of(cache, memory.get());
         let params = CqAppend {
@@ -98,8 +134,9 @@ impl InplaceOp1 for AppendCodes<'_> {
             values: values as *mut _,
             key_groups: key_groups as *mut _,
             value_groups: value_groups as *mut _,
+            places: pointer(places.as_ref()),
             tokens: u32_of("tokens", tokens)?,
-            position: u32_of("position", position)?,
+            position: u32_of("position", self.places.position)?,
             kv_heads: u32_of("heads of keys", kv_heads)?,
             capacity: u32_of("rows of a cache", cache.capacity)?,
             key_bits: u32_of("bits", key_bits)?,
@@ -114,7 +151,7 @@ impl InplaceOp1 for AppendCodes<'_> {
     }
 }
 
-/// `[B, T, heads * head_dim]`, what the tokens see of a cache, which has theirs.
+/// `[B, T, heads * head_dim]`, what the tokens see of a cache, which has theirs; one of codes gets them first.
 pub(crate) fn attend_prompt(cache: &DeviceRows, tokens: &NewTokens) -> Result<Tensor> {
     let Device::Cuda(device) = cache.memory.device() else {
         bail!("attention on a CUDA device is needed here")
@@ -128,9 +165,15 @@ pub(crate) fn attend_prompt(cache: &DeviceRows, tokens: &NewTokens) -> Result<Te
     let Some(plan) = AttendPrompt::plan(head_dim, (dtype, Cached::of(cache)), on_card) else {
         bail!("no kernel attends with heads of {head_dim} elements of {dtype:?}")
     };
-    if tokens.position + count > capacity || kv_heads == 0 {
-        bail!("{count} tokens from {} on in a cache of {capacity} rows", tokens.position);
+    if kv_heads == 0 || batch != tokens.places.len() {
+        bail!("{} places for {batch} sequences, {kv_heads} heads of keys", tokens.places.len());
     }
+    let places = Places::new(tokens.places, cache, count, device)?;
+    if cache.codes().is_some() {
+        cache.memory.inplace_op1(&AppendCodes { cache, new: tokens, places: &places, stream: &stream })?;
+    }
+    let each = places.locked();
+    let each = address_of(each.as_ref(), &stream)?;
     let [key_bits, value_bits] = cache.codes().unwrap_or_default();
     let group = heads / kv_heads;
     let blocks = ((count * group).div_ceil(prompt_rows(head_dim)), batch * kv_heads);
@@ -138,10 +181,7 @@ pub(crate) fn attend_prompt(cache: &DeviceRows, tokens: &NewTokens) -> Result<Te
     let q = q.view()?;
     let q = q.address(&stream)?;
     let sinks = tokens.sinks.map(Locked::new);
-    let sinks = match &sinks {
-        Some(sinks) => Some(sinks.view()?.address(&stream)?),
-        None => None,
-    };
+    let sinks = address_of(sinks.as_ref(), &stream)?;
     let memory = Locked::new(&cache.memory);
     let memory = memory.view()?.address(&stream)?;
     let CacheAddresses { keys, values, key_groups, value_groups } = CacheAddresses::of(cache, memory.get());
@@ -156,10 +196,11 @@ pub(crate) fn attend_prompt(cache: &DeviceRows, tokens: &NewTokens) -> Result<Te
             values: values as *const _,
             key_groups: key_groups as *const _,
             value_groups: value_groups as *const _,
-            sinks: sinks.as_ref().map_or(std::ptr::null(), |sinks| sinks.as_ptr()),
+            sinks: pointer(sinks.as_ref()),
             y: y.as_mut_ptr(),
+            places: pointer(each.as_ref()),
             tokens: u32_of("tokens", count)?,
-            position: u32_of("position", tokens.position)?,
+            position: u32_of("position", places.position)?,
             group: u32_of("heads", group)?,
             kv_heads: u32_of("heads of keys", kv_heads)?,
             capacity: u32_of("rows of a cache", capacity)?,
