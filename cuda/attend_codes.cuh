@@ -41,7 +41,7 @@ template <int D, int BITS> struct CodePlane {
 #pragma unroll
                 for (int group = 0; group < GROUPS; ++group)
                     if (has_group(group, t))
-                        copy_bytes<LANE_BYTES, true>(codes_at(stage, half, group), codes + first * size_t(Codes::row_bytes(D)) + group * 4 * LANE_BYTES,
+                        copy_bytes<LANE_BYTES, LANE_BYTES != 16>(codes_at(stage, half, group), codes + first * size_t(Codes::row_bytes(D)) + group * 4 * LANE_BYTES,
                                                      is_seen(first + g));
             }
             // A lane copies half of a row's, or, where that is no whole number, one after the other.
@@ -125,7 +125,10 @@ template <int D_, int KEY_BITS, int VALUE_BITS> struct CodeRing {
     __device__ __forceinline__ bool has_chunk(int chunk) const { return Keys::has_group(chunk / Keys::EIGHTS, t); }
     __device__ __forceinline__ int element(int chunk) const { return (chunk / Keys::EIGHTS * 4 + t) * Keys::PER_LANE + chunk % Keys::EIGHTS * 8; }
 
-    __device__ __forceinline__ void copy_keys(int tile, int stage) const { keys.copy(block, tile, key_stage(stage), g, t); }
+    __device__ __forceinline__ void copy_keys(int tile, int stage) const {
+        __syncwarp();  // others may read groups of the tile before
+        keys.copy(block, tile, key_stage(stage), g, t);
+    }
     template <bool NEW> __device__ __forceinline__ void copy_values(int tile, int stage) const { values.copy(block, tile, value_stage(stage), g, t); }
     // As of a HalfRing.
     __device__ __forceinline__ void wait_for_next() const {
@@ -138,7 +141,7 @@ template <int D_, int KEY_BITS, int VALUE_BITS> struct CodeRing {
     __device__ __forceinline__ void place() const {
         using Head = HeadOfLanes<D>;
         const int warp = threadIdx.x / 32;
-        const PlacedHead<CQ_ANY_DTYPE, D, D> heads(p, block.position);
+        const PlacedHead<ANY_DTYPE, D, D> heads(p, block.position);
         const float growth = p.growth ? p.growth[block.position] : 1;
         float *row = reinterpret_cast<float *>(placed + Placed::ROWS) + warp * D;
         // Eight query heads, the key, the value.

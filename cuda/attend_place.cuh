@@ -5,8 +5,8 @@
 
 namespace cq {
 
-// HEAD_DIM: that of all heads, or 0 if only the launch knows it; DTYPE likewise, or CQ_ANY_DTYPE.
-constexpr uint32_t CQ_ANY_DTYPE = 0xffffffffu;
+// HEAD_DIM: that of all heads, or 0 if only the launch knows it; DTYPE likewise, or ANY_DTYPE.
+constexpr uint32_t ANY_DTYPE = 0xffffffffu;
 template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
     static constexpr int PAIRS = (MOST_HEAD_DIM + 63) / 64;  // of a lane
     const CqAttend &p;
@@ -29,7 +29,7 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
 
     static __device__ __forceinline__ int pair_of(int i) { return threadIdx.x % 32 + 32 * i; }
     __device__ __forceinline__ int head_dim() const { return HEAD_DIM ? HEAD_DIM : p.head_dim; }
-    __device__ __forceinline__ uint32_t dtype() const { return DTYPE == CQ_ANY_DTYPE ? p.dtype : DTYPE; }
+    __device__ __forceinline__ uint32_t dtype() const { return DTYPE == ANY_DTYPE ? p.dtype : DTYPE; }
 
     // Where an element is behind the turn, and before it.
     __device__ __forceinline__ int behind(int i, int element) const {

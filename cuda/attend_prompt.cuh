@@ -40,9 +40,9 @@ struct PromptPlace {
     uint32_t kv_head, position;
 
     template <class Params> __device__ __forceinline__ explicit PromptPlace(const Params &p) {
-        const uint32_t given = blockIdx.y / p.kv_heads, sequence = p.places ? p.places[2 * given] : given;
+        const uint32_t given = blockIdx.y / p.kv_heads, sequence = p.places ? load_again(p.places + 2 * given) : given;
         kv_head = sequence * p.kv_heads + blockIdx.y % p.kv_heads;
-        position = p.places ? p.places[2 * given + 1] : p.position;
+        position = p.places ? load_again(p.places + 2 * given + 1) : p.position;
     }
 };
 

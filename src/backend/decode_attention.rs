@@ -33,15 +33,15 @@ pub(crate) struct NewToken<'a> {
 /// * `q`: `[B, 1, heads, head_dim]`, with positions already in them (RoPE).
 /// * `k`, `v`: `[B, 1, kv_heads, head_dim]`, of the same dtype.
 ///
-/// The result is `[B, 1, heads * head_dim]`; none, and then no token is appended, if there is no kernel for it: of more
-/// tokens than one, on other devices than CUDA's, of heads of other sizes than 64, 80, 96, 128 and 256 (in F32 up to
-/// 256); with a cache of codes, which nothing else reads, devices and sizes that have no kernel are an error. Scores and softmax are
-/// f32, outputs are rounded once, and do not depend on the order of blocks, or on which of several cards of one kind it is;
-/// beside codes, queries, keys and values are halves. There is no gradient.
+/// The result is `[B, 1, heads * head_dim]`; none, and then no token is appended, of more tokens than one, or if there is no kernel
+/// for it: on other devices than CUDA's, of heads of other sizes than 64, 80, 96, 128 and 256 (in F32 up to 256), or on a card with
+/// too little shared memory for them; with a cache of codes, which nothing else reads, the lack of a kernel is an error. Scores and
+/// softmax are f32, outputs are rounded once, and do not depend on the order of blocks, or on which of several cards of one kind it
+/// is; beside codes, queries, keys and values are halves. There is no gradient.
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit, options name sequences, of which all have a token here, or there is no
-/// room for the token ([`Error::OutOfCache`]).
+/// If shapes, dtypes or devices do not fit, options name sequences, of which all have a token here, their lengths differ while the
+/// device's stream is captured, or there is no room for the token ([`Error::OutOfCache`]).
 pub fn decode_attention(
     q: &Tensor,
     k: &Tensor,
@@ -51,7 +51,7 @@ pub fn decode_attention(
 ) -> Result<Option<Tensor>> {
     let (sizes, sinks) = checked([q, k, v], cache, &options)?;
     if let Some(sequences) = options.sequences {
-        let expected = "none: all have a token here";
+        let expected = "none: all have a token here; prefill_attention takes those of some";
         return Err(Error::mismatch("sequences of a DeviceKvCache", expected, format!("{sequences:?}")));
     }
     if sizes.tokens != 1 || sizes.batch == 0 {
@@ -86,7 +86,8 @@ pub(super) fn without_kernel(cache: &DeviceKvCache, q: &Tensor) -> Result<Option
     let (dtype, device) = (q.dtype(), q.device().location());
     Err(Error::Unsupported {
         what: format!(
-            "a KV cache with keys in {keys} and values in {values} for {dtype:?} in heads of {head_dim} on {device:?}"
+            "a KV cache with keys in {keys} and values in {values} for {dtype:?} in heads of {head_dim} on {device:?}, which has no \
+             kernel for it, or not enough shared memory,"
         ),
         remedy: "choose f32, f16 or bf16".to_string(),
     })

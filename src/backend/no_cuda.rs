@@ -3,7 +3,7 @@
 use super::sample::{Choice, Draw};
 use super::step::{CacheRows, GraphMode, Plan};
 use super::{ChosenExperts, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts};
-use crate::tensor::DeviceRows;
+use crate::tensor::{CachePlace, DeviceRows};
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Tensor};
 use std::sync::Arc;
@@ -87,7 +87,12 @@ pub(super) fn attend(_: &DeviceRows, _: &NewToken) -> Result<Option<Tensor>> {
     error()
 }
 
-pub(super) fn attends_to_prompts(_: &Tensor, _: usize, _: Option<[usize; 2]>) -> Result<bool> {
+pub(super) fn attends_to_prompts(
+    _: &Tensor,
+    _: usize,
+    _: Option<[usize; 2]>,
+    _: &[CachePlace],
+) -> Result<bool> {
     Ok(false)
 }
 

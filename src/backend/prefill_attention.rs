@@ -58,7 +58,7 @@ pub(crate) struct NewTokens<'a> {
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit, there is no kernel that reads the cache's codes, options name sequences that there
-/// are not or one of them twice, or there is no room for the tokens ([`Error::OutOfCache`](crate::Error::OutOfCache)).
+/// are not or one of them twice, their lengths differ while the device's stream is captured, or there is no room for the tokens ([`Error::OutOfCache`](crate::Error::OutOfCache)).
 pub fn prefill_attention(
     q: &Tensor,
     k: &Tensor,
@@ -74,11 +74,11 @@ pub fn prefill_attention(
     if batch == 0 || tokens == 0 {
         return Ok(None);
     }
-    let codes = cache.codes();
-    if !cuda::attends_to_prompts(q, cache.config().kv_heads, codes)? {
+    let (codes, places) = (cache.codes(), cache.places(k, options.sequences)?);
+    if !cuda::attends_to_prompts(q, cache.config().kv_heads, codes, &places)? {
         return without_kernel(cache, q);
     }
-    let (rows, places) = cache.room_at(k, options.sequences)?;
+    let rows = cache.room_at(k, options.sequences, &places)?;
     if codes.is_none() {
         put([k, v], &rows, &places)?;
     }

@@ -123,6 +123,28 @@ fn every_format_with_heads_of_every_size() {
     }
 }
 
+/// Fewer stages of copies on smaller cards, which `cards` has; or an error before anything is appended.
+#[test]
+fn what_a_card_has_room_for() {
+    let Some(device) = device() else { return };
+    for (head_dim, format) in
+        [64, 128, 256].into_iter().flat_map(|head_dim| FORMATS.map(|format| (head_dim, format)))
+    {
+        let text = Text::new(Case { head_dim, ..CASE }, [format; 2], &[70, 1, 1]);
+        let operands = text.operands(DType::F16);
+        let mut cache = DeviceKvCache::new(text.config()).unwrap();
+        let rows = operands.each_ref().map(|rows| rows.narrow(1, 0, 70).unwrap().to_device(&device).unwrap());
+        let [q, k, v] = rows.each_ref();
+        match prefill_attention(q, k, v, &mut cache, AttentionOptions::default()) {
+            Ok(_) => text.check(DType::F16, &device),
+            Err(error) => {
+                assert_eq!(head_dim, 256, "{error}");
+                assert!(error.to_string().contains("shared memory") && cache.is_empty(), "{error}");
+            }
+        }
+    }
+}
+
 /// Lengths around tiles, blocks and warps, of prompts and of what comes token by token.
 #[test]
 fn texts_of_any_length() {
@@ -175,8 +197,10 @@ fn splits_of_many_keys() {
 #[test]
 fn numbers_of_any_size() {
     let Some(device) = device() else { return };
-    for (queries, keys) in [(1e6, 1e-6), (1e-7, 1e3), (0., 1.), (1., 0.)] {
-        let text = Text::new(CASE, [KvFormat::Affine8; 2], &[20, 1]);
+    let sizes = [(1e6, 1e-6), (1e-7, 1e3), (0., 1.), (1., 0.)];
+    for ((queries, keys), format) in sizes.into_iter().flat_map(|sizes| FORMATS.map(|format| (sizes, format)))
+    {
+        let text = Text::new(CASE, [format; 2], &[20, 1]);
         let [q, k, v] = text.operands(DType::F32);
         let operands =
             [(q * queries).unwrap(), (k * keys).unwrap(), v].map(|x| x.to_dtype(DType::BF16).unwrap());

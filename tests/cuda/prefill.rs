@@ -166,9 +166,15 @@ fn prompts_that_see_all_keys_alike() {
 #[test]
 fn prompts_of_sequences_of_different_lengths() {
     let Some(device) = device() else { return };
-    for (keys, values) in [(KvFormat::F16, KvFormat::F16), (KvFormat::Affine8, KvFormat::Affine4)] {
-        let config = KvCacheConfig { keys, values, window: Some(50), ..KvCacheConfig::new(2, 64) };
-        let options = AttentionOptions { scale: 0.2, ..Default::default() };
+    let sinks = tensor(&[6], 903).to_device(&device).unwrap();
+    let kinds = [
+        (KvFormat::F16, KvFormat::F16, 64, Some(50), DType::F16),
+        (KvFormat::Affine8, KvFormat::Affine4, 64, Some(50), DType::F32),
+        (KvFormat::Affine4, KvFormat::Affine8, 256, None, DType::BF16),
+    ];
+    for (keys, values, head_dim, window, dtype) in kinds {
+        let config = KvCacheConfig { keys, values, window, ..KvCacheConfig::new(2, head_dim) };
+        let options = AttentionOptions { scale: 0.2, sinks: Some(&sinks), ..Default::default() };
         let (mut together, mut alone) = (
             DeviceKvCache::of_sequences(config, 3).unwrap(),
             [(); 3].map(|()| DeviceKvCache::new(config).unwrap()),
@@ -178,8 +184,8 @@ fn prompts_of_sequences_of_different_lengths() {
         for (part, (tokens, sequences)) in parts.into_iter().enumerate() {
             let asked = sequences.unwrap_or(&[0, 1, 2]);
             let rows = |heads, seed| {
-                let rows = tensor(&[asked.len(), tokens, heads, 64], seed + 10 * part as u64);
-                rows.to_dtype(DType::F16).unwrap().to_device(&device).unwrap()
+                let rows = tensor(&[asked.len(), tokens, heads, head_dim], seed + 10 * part as u64);
+                rows.to_dtype(dtype).unwrap().to_device(&device).unwrap()
             };
             let (q, k, v) = (rows(6, 920), rows(2, 921), rows(2, 922));
             let all = AttentionOptions { sequences, ..options };
@@ -192,7 +198,7 @@ fn prompts_of_sequences_of_different_lengths() {
             }
             assert_eq!(together.lens(), alone.each_ref().map(DeviceKvCache::len));
         }
-        let rows = |heads| Tensor::zeros((2, 3, heads, 64), DType::F16, &device).unwrap();
+        let rows = |heads| Tensor::zeros((2, 3, heads, head_dim), dtype, &device).unwrap();
         let mut told = |sequences: &[usize]| {
             let options = AttentionOptions { sequences: Some(sequences), ..options };
             prefill_attention(&rows(6), &rows(2), &rows(2), &mut together, options).unwrap_err().to_string()

@@ -5,7 +5,7 @@ use crate::gpu::captures;
 use crate::packed::{bits, flat, relative_error, tensor};
 use crate::steps::{caches, id, kv_format, on_cpu, plan};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::ops::{decode_attention, AttentionOptions, SampleOptions};
+use candle_quant::ops::{decode_attention, prefill_attention, AttentionOptions, SampleOptions};
 use candle_quant::step::StepToken;
 use candle_quant::{DeviceKvCache, KvCacheConfig, KvFormat};
 
@@ -154,8 +154,9 @@ fn prompts_are_put_into_one_sequence() {
 #[test]
 fn attention_of_one_launch_is_that_of_each_sequence() {
     let Some(device) = device() else { return };
-    for dtype in [DType::F32, DType::BF16] {
-        let format = kv_format(dtype);
+    let kinds = [(DType::F32, None), (DType::BF16, None), (DType::BF16, Some(KvFormat::Affine4))];
+    for (dtype, codes) in kinds {
+        let format = codes.unwrap_or(kv_format(dtype));
         let config =
             KvCacheConfig { keys: format, values: format, window: Some(33), ..KvCacheConfig::new(2, 64) };
         let random = |dims: &[usize], seed: u64, device: &Device| {
@@ -166,6 +167,14 @@ fn attention_of_one_launch_is_that_of_each_sequence() {
         let mut each: Vec<_> = lens.map(|_| DeviceKvCache::new(config).unwrap()).into();
         for (sequence, len) in lens.into_iter().enumerate().filter(|(_, len)| *len > 0) {
             let [k, v] = [10, 20].map(|seed| random(&[1, len, 2, 64], seed + sequence as u64, &device));
+            if codes.is_some() {
+                let q = random(&[1, len, 4, 64], 5, &device);
+                let options = AttentionOptions { scale: 0.125, ..AttentionOptions::default() };
+                prefill_attention(&q, &k, &v, &mut each[sequence], options).unwrap().unwrap();
+                let options = AttentionOptions { sequences: Some(&[sequence]), ..options };
+                prefill_attention(&q, &k, &v, &mut cache, options).unwrap().unwrap();
+                continue;
+            }
             cache.append_to(sequence, &k, &v).unwrap();
             each[sequence].append(&k, &v).unwrap();
         }

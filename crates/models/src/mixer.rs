@@ -5,7 +5,7 @@ use super::config::{LayerRope, Window};
 use super::options::CacheOptions;
 use super::rope::Positions;
 use super::Config;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_quant::nn::{LayerWeight, VarBuilder};
 use candle_quant::step::{AttentionBlock, Turn};
 use candle_quant::{DeviceKvCache, KvCache, KvFormat};
@@ -89,9 +89,9 @@ impl Mixer {
         }
     }
 
-    pub fn bytes_seen(&self, tokens: usize, window: Option<Window>, dtype: DType) -> u64 {
+    pub fn bytes_seen(&self, tokens: usize, window: Option<Window>) -> u64 {
         match self {
-            Self::Attention(attention) => attention.bytes_seen(tokens, window, dtype),
+            Self::Attention(attention) => attention.bytes_seen(tokens, window),
             Self::Linear(linear) => linear.bytes_of_text(),
         }
     }

@@ -38,6 +38,12 @@ impl CacheOptions {
         (self.keys.unwrap_or(of_dtype), self.values.unwrap_or(of_dtype))
     }
 
+    /// Whether keys and values are codes.
+    pub(crate) fn has_codes(&self, dtype: DType) -> bool {
+        let (keys, values) = self.formats(dtype);
+        [keys, values].iter().all(|format| matches!(format, KvFormat::Affine8 | KvFormat::Affine4))
+    }
+
     /// What the cache of one layer has to be.
     pub(super) fn layer(
         &self,
@@ -63,9 +69,7 @@ impl CacheOptions {
     /// On other devices than the CPU, if keys or values are in another format than the activations and not both are of codes.
     pub fn validate(&self, is_cpu: bool, dtype: DType) -> Result<()> {
         let (of_dtype, (keys, values)) = (Self::default().formats(dtype), self.formats(dtype));
-        let are_codes =
-            [keys, values].iter().all(|format| matches!(format, KvFormat::Affine8 | KvFormat::Affine4));
-        if is_cpu || are_codes || (keys, values) == of_dtype {
+        if is_cpu || self.has_codes(dtype) || (keys, values) == of_dtype {
             return Ok(());
         }
         Err(Error::Unsupported {

@@ -6,6 +6,7 @@ use super::bindings::{
 };
 use super::kernel::Kernel;
 use super::plan::MOST_BLOCKS;
+use super::tiles::SharedBytes;
 use candle_core::DType;
 use half::f16;
 use std::ops::RangeInclusive;
@@ -65,7 +66,7 @@ impl Attend {
         shape: AttendShape,
         (dtype, cached): (DType, Cached),
         seen: Option<RangeInclusive<usize>>,
-        (bf16, most_shared_bytes): (bool, usize),
+        (bf16, shared): (bool, SharedBytes),
     ) -> Option<Self> {
         let AttendShape { sequences, heads, kv_heads, head_dim } = shape;
         let kernel = match cached {
@@ -73,7 +74,9 @@ impl Attend {
             Cached::Codes(bits) => codes_kernel(head_dim, dtype, bits)?,
         };
         let bytes = |stages| shared_bytes(kernel, head_dim, stages);
-        let stages = [2, 1].into_iter().find(|stages| bytes(*stages) <= most_shared_bytes)?;
+        // Rather a block alone than none.
+        let fits = |most| [2, 1].into_iter().find(|stages| bytes(*stages) <= most);
+        let stages = fits(shared.of_two).or_else(|| fits(shared.of_one))?;
         let shares = sequences * kv_heads * (heads / kv_heads).div_ceil(HEADS);
         let most_splits = (BLOCKS / shares.max(1)).clamp(1, MOST_SPLITS);
         let splits = seen.map_or(most_splits, |seen| {
@@ -147,7 +150,7 @@ impl AttendPrompt {
     pub(super) fn plan(
         head_dim: usize,
         (dtype, cached): (DType, Cached),
-        (bf16, most_shared_bytes): (bool, usize),
+        (bf16, shared): (bool, SharedBytes),
     ) -> Option<Self> {
         if !HEAD_DIMS.contains(&head_dim) {
             return None;
@@ -168,7 +171,7 @@ impl AttendPrompt {
             };
             Self { kernel, stages, shared_bytes }
         });
-        plans.into_iter().find(|plan| plan.shared_bytes <= most_shared_bytes)
+        plans.into_iter().find(|plan| plan.shared_bytes <= shared.of_one)
     }
 }
 
@@ -200,9 +203,17 @@ pub(super) fn prompt_codes_shared_bytes(head_dim: usize, bits: [usize; 2], stage
     prompt_tile_bytes(head_dim) + stages * prompt_keys(head_dim) * of_row + factors
 }
 
-/// Groups of a row of codes.
+/// Codes of a group, and groups of a row. `KvCodes` of `cuda/kv_codes.cuh` has the same numbers.
+fn group(bits: usize) -> usize {
+    if bits == 8 {
+        64
+    } else {
+        32
+    }
+}
+
 fn groups(head_dim: usize, bits: usize) -> usize {
-    head_dim.div_ceil(if bits == 8 { 64 } else { 32 })
+    head_dim.div_ceil(group(bits))
 }
 
 /// What warps copy, `stages` tiles each, or what they found, or the factors of splits behind a flag: one after the other. Behind
@@ -220,8 +231,7 @@ pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> us
             // Of each plane codes for each lane, of groups that may be cut short, and scales and biases; then a tile of values as halves.
             let plane = |bits: usize| {
                 let groups = groups(head_dim, bits);
-                let group = if bits == 8 { 64 } else { 32 };
-                (KEYS * groups * (group * bits / 8 + 4)).next_multiple_of(16)
+                (KEYS * groups * (group(bits) * bits / 8 + 4)).next_multiple_of(16)
             };
             let stage: usize = bits.into_iter().map(plane).sum();
             let warp = KEYS * ((head_dim / 8) | 1) * 16 + stages * stage;
@@ -243,7 +253,12 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    const H200: (bool, usize) = (true, 113 << 10);
+    const H200: (bool, SharedBytes) = (true, SharedBytes { of_two: 113 << 10, of_one: 227 << 10 });
+
+    /// A card whose multiprocessors have so much shared memory.
+    fn with_shared(kilobytes: usize, bf16: bool) -> (bool, SharedBytes) {
+        (bf16, SharedBytes { of_two: (kilobytes / 2) << 10, of_one: kilobytes << 10 })
+    }
 
     fn plan(shape: AttendShape, seen: RangeInclusive<usize>) -> Attend {
         Attend::plan(shape, (DType::BF16, Cached::Numbers), Some(seen), H200).unwrap()
@@ -278,9 +293,9 @@ mod tests {
         let shape = AttendShape { sequences: 1, heads: 32, kv_heads: 8, head_dim: 128 };
         let on = |most_shared| {
             let of = (DType::F16, Cached::Numbers);
-            Attend::plan(shape, of, Some(0..=700), (false, most_shared)).unwrap()
+            Attend::plan(shape, of, Some(0..=700), with_shared(most_shared, false)).unwrap()
         };
-        let (small, large) = (on(48 << 10), on(113 << 10));
+        let (small, large) = (on(96), on(226));
         assert_eq!((small.stages, large.stages), (1, 2));
         assert_eq!((small.shared_bytes, large.shared_bytes), (36_096, 69_888));
         assert_eq!(Attend { stages: 2, shared_bytes: large.shared_bytes, ..small }, large);
@@ -300,15 +315,18 @@ mod tests {
         assert!(of(512, DType::F32, H200).is_none() && of(64, DType::F64, H200).is_none());
         // A card without bf16, and one with little shared memory.
         assert!(
-            of(64, DType::BF16, (false, 48 << 10)).is_none()
-                && of(64, DType::F16, (false, 48 << 10)).is_some()
+            of(64, DType::BF16, with_shared(64, false)).is_none()
+                && of(64, DType::F16, with_shared(64, false)).is_some()
         );
-        assert!(of(256, DType::F16, (true, 48 << 10)).is_none() && of(256, DType::F16, H200).is_some());
+        assert!(of(256, DType::F16, with_shared(64, true)).is_none() && of(256, DType::F16, H200).is_some());
+        // A block of heads of 256 has a multiprocessor of 100 KB alone.
+        let alone = of(256, DType::F16, with_shared(100, true)).unwrap();
+        assert_eq!((alone.stages, alone.shared_bytes > 50 << 10), (1, true));
 
         let prompt = |head_dim, dtype, cached, card| {
             AttendPrompt::plan(head_dim, (dtype, cached), card).map(|plan| plan.stages)
         };
-        let (turing, codes) = ((false, 64 << 10), Cached::Codes([8, 8]));
+        let (turing, codes) = (with_shared(64, false), Cached::Codes([8, 8]));
         assert_eq!(prompt(128, DType::F16, Cached::Numbers, turing), None);
         assert_eq!(prompt(128, DType::F32, Cached::Numbers, H200), None);
         // Codes leave room for one stage, whatever multiplies.

@@ -24,6 +24,18 @@ use candle_core::{
 pub(crate) use prompt::{attend_prompt, attends_to_prompts};
 use std::sync::Arc;
 
+/// An error while the stream is captured: a graph would read what the host has there when it runs.
+fn can_copy_positions(stream: &CudaStream) -> Result<()> {
+    match stream.capture_status().w()? {
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
+        | CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => bail!(
+            "attention to sequences of different lengths copies these to the device, whose stream is being captured: use a step \
+             plan, or end the capture first"
+        ),
+    }
+}
+
 /// `[B, 1, heads * head_dim]`, what the tokens see of a cache, to which theirs are appended. None, with nothing appended, if there
 /// is no kernel for it.
 pub(crate) fn attend(cache: &DeviceRows, token: &NewToken) -> Result<Option<Tensor>> {
@@ -35,13 +47,7 @@ pub(crate) fn attend(cache: &DeviceRows, token: &NewToken) -> Result<Option<Tens
     let each = match token.positions {
         [first, rest @ ..] if rest.iter().all(|position| position == first) => None,
         each => {
-            // A graph would read what the host has there when it runs.
-            if stream.capture_status().w()? != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-                bail!(
-                    "attention to sequences of different lengths copies these to the device, whose stream is being captured: \
-                     use a step plan"
-                )
-            }
+            can_copy_positions(&stream)?;
             let each = each.iter().map(|position| u32_of("position", *position));
             let each = each.collect::<Result<Vec<_>>>()?;
             Some(Tensor::new(each, cache.memory.device())?)

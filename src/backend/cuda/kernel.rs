@@ -130,7 +130,7 @@ impl Kernel {
 
     /// Whether a block may have all shared memory of a multiprocessor, if need be.
     pub(super) fn may_stay_alone(self) -> bool {
-        matches!(self, Self::Tiles { .. } | Self::AttendPrompt { .. } | Self::AttendPromptCodes { .. })
+        matches!(self, Self::Tiles { .. }) || self.is_of_attention()
     }
 
     /// Whether it may start before the kernel ahead of it in the stream has finished, for which it

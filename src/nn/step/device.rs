@@ -25,7 +25,8 @@ impl StepPlan {
     /// The most sequences of a step on a device: with more, weights that are dequantized for a dense product are faster.
     pub const MOST_SEQUENCES: usize = 16;
 
-    /// The plan's steps on its CUDA device, for activations of `dtype` (F16, BF16 or F32), which caches have, too.
+    /// The plan's steps on its CUDA device, for activations of `dtype` (F16, BF16 or F32), which caches of floats
+    /// have, too.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the plan is not on a CUDA device, there is no kernel for the heads of a layer or for its experts

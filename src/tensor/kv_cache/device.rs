@@ -98,10 +98,25 @@ impl DeviceKvCache {
         self.len() == 0
     }
 
+    /// Bytes that the keys and values of a token take.
+    ///
+    /// ```
+    /// use candle_quant::{DeviceKvCache, KvCacheConfig, KvFormat};
+    ///
+    /// // 8 heads of 128 elements, each with two pairs of scale and bias.
+    /// let format = KvFormat::Affine8;
+    /// let cache = DeviceKvCache::new(KvCacheConfig { keys: format, values: format, ..KvCacheConfig::new(8, 128) })?;
+    /// assert_eq!(cache.token_bytes(), 2 * 8 * (128 + 2 * 4));
+    /// # Ok::<(), candle_quant::Error>(())
+    /// ```
+    pub fn token_bytes(&self) -> u64 {
+        token_bytes(&self.config) as u64
+    }
+
     /// Bytes of what is allocated.
     pub fn size_in_bytes(&self) -> u64 {
         self.rows.as_ref().map_or(0, |rows| {
-            token_bytes(&self.config) as u64 * (rows.sequences as u64) * (rows.capacity as u64)
+            self.token_bytes().saturating_mul(rows.sequences as u64).saturating_mul(rows.capacity as u64)
         })
     }
 
@@ -143,18 +158,14 @@ impl DeviceKvCache {
     /// `[B, kv_heads, len, head_dim]`, which are those of the cache and change with it until it grows.
     ///
     /// # Errors
-    /// If shapes or dtypes do not fit, sequences have not the same length, or there is no room for the tokens
-    /// ([`Error::OutOfCache`]): the cache is then as before.
+    /// If the cache is of codes, shapes or dtypes do not fit, sequences have not the same length, or there is no room for the
+    /// tokens ([`Error::OutOfCache`]): the cache is then as before.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
         if self.lens.iter().any(|of_one| *of_one != self.len()) {
             let (expected, found) = ("one length, or append_to for each", format!("{:?}", self.lens));
             return Err(Error::mismatch("sequences of a cache", expected, found));
         }
-        check_alike(k, v)?;
-        self.check_tensors()?;
-        let (rows, places) = self.room_at(k, None)?;
-        put([k, v], &rows, &places)?;
-        self.appended(&places, k.dim(1)?);
+        let rows = self.put(k, v, None)?;
         parts(&rows.memory, self.len())
     }
 
@@ -164,43 +175,54 @@ impl DeviceKvCache {
     /// # Errors
     /// As those of it; if there is no such sequence.
     pub fn append_to(&mut self, sequence: usize, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
-        check_alike(k, v)?;
-        self.check_tensors()?;
-        let (rows, places) = self.room_at(k, Some(&[sequence]))?;
-        put([k, v], &rows, &places)?;
-        self.appended(&places, k.dim(1)?);
+        let rows = self.put(k, v, Some(&[sequence]))?;
         let len = self.lens.get(sequence).copied().unwrap_or_default();
         parts(&rows.memory.narrow(1, sequence, 1)?, len)
     }
 
-    /// Room for the tokens of `k` `[B, T, kv_heads, head_dim]`, and where they belong: in so many sequences, or in these.
+    /// Where the tokens of `k` `[B, T, kv_heads, head_dim]` belong: in so many sequences, or in these.
     ///
     /// # Errors
-    /// If there are other sequences than the batch has, or not all of these, or no room.
+    /// If they do not fit the cache, or there are not all of these sequences.
+    pub(crate) fn places(&self, k: &Tensor, sequences: Option<&[usize]>) -> Result<Vec<CachePlace>> {
+        self.check(k)?;
+        let batch = k.dim(0)?;
+        let position = |sequence: usize| self.lens.get(sequence).copied().unwrap_or_default();
+        let place = |sequence| CachePlace { sequence, position: position(sequence) };
+        let Some(sequences) = sequences else { return Ok((0..batch).map(place).collect()) };
+        if sequences.len() != batch {
+            let expected = format!("[{}, T, kv_heads, head_dim], those of {sequences:?}", sequences.len());
+            return Err(Error::mismatch("keys for sequences", expected, format!("{:?}", k.dims())));
+        }
+        let count = self.lens.len();
+        if let Some(unknown) = sequences.iter().find(|sequence| **sequence >= count) {
+            let expected = format!("one below {count}, as many as of_sequences or the first tokens say");
+            return Err(Error::mismatch("sequence of a cache", expected, unknown.to_string()));
+        }
+        Ok(sequences.iter().copied().map(place).collect())
+    }
+
+    /// Room for the tokens of `k` at the [`places`](Self::places) of these sequences.
     pub(crate) fn room_at(
         &mut self,
         k: &Tensor,
         sequences: Option<&[usize]>,
-    ) -> Result<(DeviceRows, Vec<CachePlace>)> {
-        let (batch, tokens) = (k.dim(0)?, k.dim(1)?);
-        let all: Vec<usize> = (0..batch).collect();
-        let asked = sequences.unwrap_or(&all);
-        if asked.len() != batch {
-            let expected = format!("[{}, T, kv_heads, head_dim], those of {asked:?}", asked.len());
-            return Err(Error::mismatch("keys for sequences", expected, format!("{:?}", k.dims())));
-        }
-        self.check(k)?;
-        let count = if sequences.is_some() { self.lens.len() } else { batch };
-        if let Some(unknown) = asked.iter().find(|sequence| **sequence >= count) {
-            let expected = format!("one below {count}, as many as of_sequences or the first tokens say");
-            return Err(Error::mismatch("sequence of a cache", expected, unknown.to_string()));
-        }
-        let position = |sequence: usize| self.lens.get(sequence).copied().unwrap_or_default();
-        let places: Vec<_> =
-            asked.iter().map(|&sequence| CachePlace { sequence, position: position(sequence) }).collect();
+        places: &[CachePlace],
+    ) -> Result<DeviceRows> {
+        let count = sequences.map_or(places.len(), |_| self.lens.len());
         let last = places.iter().map(|place| place.position).max().unwrap_or_default();
-        let (rows, _) = self.room_on(k.device(), count, last.saturating_add(tokens))?;
-        Ok((rows, places))
+        Ok(self.room_on(k.device(), count, last.saturating_add(k.dim(1)?))?.0)
+    }
+
+    /// Appends `k` and `v` to floats.
+    fn put(&mut self, k: &Tensor, v: &Tensor, sequences: Option<&[usize]>) -> Result<DeviceRows> {
+        check_alike(k, v)?;
+        self.check_tensors()?;
+        let places = self.places(k, sequences)?;
+        let rows = self.room_at(k, sequences, &places)?;
+        put([k, v], &rows, &places)?;
+        self.appended(&places, k.dim(1)?);
+        Ok(rows)
     }
 
     /// The rows, with room for `tokens` more of each sequence, like those of `k` `[B, T, kv_heads, head_dim]`, and how many
@@ -219,7 +241,9 @@ impl DeviceKvCache {
             None => matches!(k.dtype(), DType::F16 | DType::BF16 | DType::F32),
         };
         if (heads, size) != (kv_heads, head_dim) || !is_of_dtype {
-            let (expected, found) = (format!("{keys} [B, T, {kv_heads}, {head_dim}]"), (k.dtype(), k.dims()));
+            let dtype = float(keys).map_or("F32, F16 or BF16".to_string(), |dtype| format!("{dtype:?}"));
+            let (expected, found) =
+                (format!("{dtype} [B, T, {kv_heads}, {head_dim}]"), (k.dtype(), k.dims()));
             return Err(Error::mismatch("keys for a cache", expected, format!("{found:?}")));
         }
         Ok(())
@@ -278,8 +302,8 @@ impl DeviceKvCache {
         }
         let rows = match &self.rows {
             Some(rows) if rows.capacity >= needed => return Ok((rows.clone(), self.settled)),
-            Some(rows) => rows.grown(&self.config, grown(needed, rows.capacity))?,
-            None => DeviceRows::new(&self.config, batch, grown(needed, 0), device)?,
+            Some(rows) => rows.grown(grown(needed, rows.capacity))?,
+            None => DeviceRows::of(&self.config, batch, grown(needed, 0), device)?,
         };
         self.rows = Some(rows.clone());
         self.settled = 0;

@@ -22,27 +22,28 @@ pub(crate) struct DeviceRows {
 }
 
 impl DeviceRows {
-    /// Zeros, with the formats of a config.
-    pub(super) fn new(
+    /// Zeros, with the heads and formats of a config.
+    pub(super) fn of(
         config: &KvCacheConfig,
         sequences: usize,
         capacity: usize,
         device: &Device,
     ) -> Result<Self> {
         let &KvCacheConfig { kv_heads, head_dim, keys, values, .. } = config;
-        let formats = [keys, values];
-        let memory = match float(keys) {
+        Self::new([sequences, kv_heads, capacity, head_dim], [keys, values], device)
+    }
+
+    fn new(sizes: [usize; 4], formats: [KvFormat; 2], device: &Device) -> Result<Self> {
+        let [sequences, kv_heads, capacity, head_dim] = sizes;
+        let memory = match float(formats[0]) {
             Some(dtype) => Tensor::zeros((2, sequences, kv_heads, capacity, head_dim), dtype, device)?,
             None => {
-                let parts = row_bytes(formats, head_dim).into_iter().sum::<usize>();
-                let sizes = [sequences, kv_heads, capacity, parts];
-                let bytes = sizes.into_iter().try_fold(1usize, |all, size| all.checked_mul(size));
+                let of_row: usize = row_bytes(formats, head_dim).into_iter().sum();
+                let counts = [sequences, kv_heads, capacity, of_row];
+                let bytes = counts.into_iter().try_fold(1usize, |all, count| all.checked_mul(count));
                 let Some(bytes) = bytes else {
-                    return Err(Error::mismatch(
-                        "size of a KV cache",
-                        "an addressable one",
-                        format!("{sizes:?}"),
-                    ));
+                    let expected = "an addressable one";
+                    return Err(Error::mismatch("size of a KV cache", expected, format!("{counts:?}")));
                 };
                 Tensor::zeros(bytes, DType::U8, device)?
             }
@@ -51,9 +52,9 @@ impl DeviceRows {
     }
 
     /// The same with more rows.
-    pub(super) fn grown(&self, config: &KvCacheConfig, capacity: usize) -> Result<Self> {
-        let device = self.memory.device();
-        let grown = Self::new(config, self.sequences, capacity, device)?;
+    pub(super) fn grown(&self, capacity: usize) -> Result<Self> {
+        let sizes = [self.sequences, self.kv_heads, capacity, self.head_dim];
+        let grown = Self::new(sizes, self.formats, self.memory.device())?;
         if self.codes().is_none() {
             grown.memory.slice_set(&self.memory, 3, 0)?;
             return Ok(grown);
@@ -119,7 +120,7 @@ pub(crate) fn put(parts: [&Tensor; 2], rows: &DeviceRows, places: &[CachePlace])
             _ => {
                 for (entry, place) in places.iter().enumerate() {
                     let of_sequence = rows.narrow(0, place.sequence, 1)?;
-                    of_sequence.slice_set(&new.narrow(0, entry, 1)?.contiguous()?, 2, place.position)?;
+                    of_sequence.slice_set(&new.narrow(0, entry, 1)?, 2, place.position)?;
                 }
             }
         }

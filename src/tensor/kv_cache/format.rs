@@ -4,7 +4,7 @@ use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// How a [`KvCache`](super::KvCache) holds its keys or its values.
+/// How a [`KvCache`](super::KvCache) or [`DeviceKvCache`](super::DeviceKvCache) holds its keys or its values.
 ///
 /// | format | bytes for each number | what is lost |
 /// |---|---|---|

@@ -58,7 +58,7 @@ impl Attention {
             Cache::OnDevice(_) => {
                 let visible = Visible::new(0, q.dim(1)?, window, q.device());
                 let scores = Scores { scale: self.scale, softcap: self.softcap, sinks: self.sinks.as_ref() };
-                OnDevice::new(config)?.attend([&q, &k, &v], Some(&visible), &scores)
+                OnDevice::new(config, q.device())?.attend([&q, &k, &v], Some(&visible), &scores)
             }
         }
     }

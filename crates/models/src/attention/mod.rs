@@ -35,8 +35,7 @@ pub(super) struct Attention {
     softcap: Option<f64>,
     /// A logit for each query head, `[heads]` in f32.
     sinks: Option<Tensor>,
-    /// Heads of the cache, those of this rank, and their elements.
-    kv_heads: usize,
+    /// Elements of a head of the cache.
     head_dim: usize,
     cache: Cache,
 }
@@ -181,7 +180,7 @@ impl Attention {
         let cache = options.layer(kv_heads, head_dim, config.window_of(layer), vb.dtype());
         let cache = match vb.device().is_cpu() {
             true => Cache::OnCpu(KvCache::new(cache)?),
-            false => Cache::OnDevice(OnDevice::new(cache)?),
+            false => Cache::OnDevice(OnDevice::new(cache, vb.device())?),
         };
         let (value_dim, output) = (config.value_dim(), vb.pp(config.names.o_proj));
         let columns = own.query.start * value_dim..own.query.end * value_dim;
@@ -196,7 +195,6 @@ impl Attention {
                     vb.tensor_part(&[all_heads], "sinks", slice::from_ref(&own.query))?.to_dtype(DType::F32)
                 })
                 .transpose()?,
-            kv_heads,
             head_dim,
             cache,
         })
@@ -308,13 +306,12 @@ impl Attention {
     }
 
     /// Bytes of keys and values that a token reads which is the last of so many. `window` is what it sees.
-    pub fn bytes_seen(&self, tokens: usize, window: Option<Window>, dtype: DType) -> u64 {
+    pub fn bytes_seen(&self, tokens: usize, window: Option<Window>) -> u64 {
         match &self.cache {
             Cache::OnCpu(cache) => cache.config().size_in_bytes(tokens),
-            Cache::OnDevice(_) => {
-                let elements = 2 * self.kv_heads * self.head_dim * dtype.size_in_bytes();
-                (tokens.min(window.map_or(tokens, |window| window.tokens)) as u64)
-                    .saturating_mul(elements as u64)
+            Cache::OnDevice(OnDevice { cache }) => {
+                let seen = tokens.min(window.map_or(tokens, |window| window.tokens));
+                cache.token_bytes().saturating_mul(seen as u64)
             }
         }
     }

@@ -3,18 +3,32 @@
 use super::options;
 use crate::config::Window;
 use candle_core::{bail, DType, Device, Result, Tensor, D};
-use candle_quant::{ops, DeviceKvCache, KvCacheConfig};
+use candle_quant::{ops, DeviceKvCache, Error, KvCacheConfig, KvFormat};
 use std::cell::OnceCell;
 use std::ops::Range;
 
-/// Keys and values in the dtype of activations, of the whole text.
+/// Keys and values of the whole text, in the dtype of activations or as codes.
 #[derive(Debug)]
 pub(super) struct OnDevice {
     pub(super) cache: DeviceKvCache,
 }
 
 impl OnDevice {
-    pub(super) fn new(config: KvCacheConfig) -> Result<Self> {
+    /// # Errors
+    /// If there is no such cache, or none of codes on the device.
+    pub(super) fn new(config: KvCacheConfig, device: &Device) -> Result<Self> {
+        let KvCacheConfig { keys, values, .. } = config;
+        let has_codes = matches!(keys, KvFormat::Affine8 | KvFormat::Affine4);
+        if has_codes && !device.is_cuda() {
+            return Err(Error::Unsupported {
+                what: format!(
+                    "a KV cache with keys in {keys} and values in {values} on {:?}",
+                    device.location()
+                ),
+                remedy: "leave the format to the dtype of activations".to_string(),
+            }
+            .into());
+        }
         Ok(Self { cache: DeviceKvCache::new(config)? })
     }
 

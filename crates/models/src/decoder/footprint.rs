@@ -73,7 +73,7 @@ impl Model {
         let row = if self.tied { 0 } else { bytes(embedding) / rows };
         let cache = |layer: &Layer| {
             let window = self.window.filter(|_| layer.slides);
-            layer.attention.bytes_seen(depth.saturating_add(1), window, self.dtype)
+            layer.attention.bytes_seen(depth.saturating_add(1), window)
         };
         StepBytes {
             weights: self.layers.iter().map(of_layer).sum::<u64>() + bytes(self.lm_head.weight()) + row,

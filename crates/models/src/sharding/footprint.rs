@@ -147,6 +147,11 @@ impl ShardPlan {
         let logits = product(&[config.vocab_size, 4]);
         let on_device = match workload.is_on_cpu {
             true => 0,
+            false if workload.cache.has_codes(workload.dtype) => {
+                // Nothing but kernels reads them.
+                let config = workload.cache.layer(kv_heads, size, None, workload.dtype);
+                config.size_in_bytes(DeviceKvCache::most_rows(workload.context))
+            }
             false => {
                 let scores = product(&[own.query.len(), chunk, workload.context, 2 * 4 + 2 * element]);
                 scores.saturating_add(keys.saturating_mul(product(&[2, workload.context, element])))

@@ -1,15 +1,15 @@
 //! Attention of several new tokens of each sequence to a cache, to which their keys and values are appended.
 
-use super::super::attend::{prompt_rows, AttendPrompt, Cached};
+use super::super::attend::{prompt_rows, Attend, AttendPrompt, AttendShape, Cached};
 use super::super::bindings::{CqAppend, CqAttendPrompt, CQ_ATTEND_THREADS};
 use super::super::card::Card;
 use super::super::kernel::Kernel;
 use super::super::launch::{launch, Grid};
-use super::super::memory::{
-    address_mut, allocate, can_read_back, float_dtype, u32_of, Address, Locked, View,
-};
+use super::super::memory::{address_mut, allocate, float_dtype, u32_of, Address, Locked, View};
 use super::super::plan::MOST_BLOCKS;
+use super::super::tiles_call::shared_bytes;
 use super::call::{logit_factors, window_of, CacheAddresses};
+use super::can_copy_positions;
 use crate::backend::NewTokens;
 use crate::tensor::{CachePlace, DeviceRows};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -22,13 +22,32 @@ use std::sync::Arc;
 /// Tokens of a block that makes codes: one for each warp.
 const APPENDED_BY_BLOCK: usize = CQ_ATTEND_THREADS as usize / 32;
 
-/// Whether there is a kernel for queries `[B, T, heads, head_dim]` on their device, to so many heads of keys: floats of the
-/// dtype of queries, or codes of so many bits.
-pub(crate) fn attends_to_prompts(q: &Tensor, kv_heads: usize, codes: Option<[usize; 2]>) -> Result<bool> {
+/// Whether there is a kernel for queries `[B, T, heads, head_dim]` on their device, at these places, to so many heads of keys:
+/// floats of the dtype of queries, or codes of so many bits.
+///
+/// # Errors
+/// If the device's stream is captured, and the places have to be copied there.
+pub(crate) fn attends_to_prompts(
+    q: &Tensor,
+    kv_heads: usize,
+    codes: Option<[usize; 2]>,
+    places: &[CachePlace],
+) -> Result<bool> {
     let Device::Cuda(device) = q.device() else { return Ok(false) };
+    if CachePlace::common(places).is_none() {
+        can_copy_positions(&device.cuda_stream())?;
+    }
     let card = Card::of(device.cuda_stream().context())?;
     let cached = codes.map_or(Cached::Numbers, Cached::Codes);
-    let plan = AttendPrompt::plan(q.dim(3)?, (q.dtype(), cached), (card.bf16, card.all_shared_bytes));
+    let (of, on_card) = ((q.dtype(), cached), (card.bf16, shared_bytes(card)));
+    let plan = AttendPrompt::plan(q.dim(3)?, of, on_card);
+    if codes.is_some() {
+        // Nor are codes made that no new token could read.
+        let shape = AttendShape { sequences: 1, heads: kv_heads, kv_heads, head_dim: q.dim(3)? };
+        if Attend::plan(shape, of, None, on_card).is_none() {
+            return Ok(false);
+        }
+    }
     Ok(plan.is_some() && q.dim(0)?.saturating_mul(kv_heads) <= MOST_BLOCKS)
 }
 
@@ -73,8 +92,6 @@ impl Places {
         if let Some(position) = CachePlace::common(places) {
             return Ok(Self { position, each: None });
         }
-        // A graph would read what the host has there when it runs.
-        can_read_back("attention of sequences that stand at different positions", &device.cuda_stream())?;
         let each = places.iter().flat_map(|place| [place.sequence, place.position]);
         let each = each.map(|number| u32_of("position", number)).collect::<Result<Vec<_>>>()?;
         Ok(Self { position: 0, each: Some(Tensor::new(each, &Device::Cuda(device.clone()))?) })
@@ -111,7 +128,10 @@ impl InplaceOp1 for AppendCodes<'_> {
         bail!("a cache on a CUDA device is needed here")
     }
 
-    fn cuda_fwd(&self, memory: &mut CudaStorage, _: &Layout) -> Result<()> {
+    fn cuda_fwd(&self, memory: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let Some((0, _)) = layout.contiguous_offsets() else {
+            bail!("a contiguous cache is needed here, found layout {layout:?}")
+        };
         let &NewTokens { k, v, .. } = self.new;
         let (batch, tokens, kv_heads, head_dim) = k.dims4()?;
         let (cache, stream) = (self.cache, self.stream);
@@ -161,7 +181,7 @@ pub(crate) fn attend_prompt(cache: &DeviceRows, tokens: &NewTokens) -> Result<Te
     let stream = device.cuda_stream();
     let card = Card::of(stream.context())?;
     let dtype = tokens.q.dtype();
-    let on_card = (card.bf16, card.all_shared_bytes);
+    let on_card = (card.bf16, shared_bytes(card));
     let Some(plan) = AttendPrompt::plan(head_dim, (dtype, Cached::of(cache)), on_card) else {
         bail!("no kernel attends with heads of {head_dim} elements of {dtype:?}")
     };

@@ -5,6 +5,7 @@ use super::super::attention::{AttendCall, AttendMemory, CacheAddresses, HeadNorm
 use super::super::card::Card;
 use super::super::launch::Grid;
 use super::super::memory::Locked;
+use super::super::tiles_call::shared_bytes;
 use super::builder::{Builder, Places};
 use super::LaunchParams;
 use crate::backend::step::{HeadNorm, Heads, Node, Plan, Turn};
@@ -49,7 +50,14 @@ impl Builder<'_> {
             turns_first: heads.turns_first,
             turns: turns.get(heads.turn).copied().unwrap_or_default(),
         };
-        let Some(plan) = call.plan(self.card) else { bail!("no kernel for heads of {head_dim} elements") };
+        let Some(plan) = call.plan(self.card) else {
+            let [keys, values] = rows.formats;
+            return Err(Error::Unsupported {
+                what: format!("a step plan with heads of {head_dim} elements, keys in {keys} and values in {values} on this device"),
+                remedy: "call the layers one by one".to_string(),
+            }
+            .into());
+        };
         let (partial, arrivals) = match plan.splits {
             1 => Default::default(),
             _ => {
@@ -119,8 +127,7 @@ pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> 
     });
     for &Heads { heads, kv_heads, head_dim, .. } in heads {
         let shape = AttendShape { sequences, heads, kv_heads, head_dim };
-        if Attend::plan(shape, (dtype, Cached::Numbers), None, (card.bf16, card.most_shared_bytes)).is_none()
-        {
+        if Attend::plan(shape, (dtype, Cached::Numbers), None, (card.bf16, shared_bytes(card))).is_none() {
             return Err(Error::Unsupported {
                 what: format!("a step plan with heads of {head_dim} elements in {dtype:?} on this device"),
                 remedy: "call the layers one by one".to_string(),

@@ -154,7 +154,8 @@ impl Report {
             ),
             None if fits.iter().any(|fit| fit.fits(memory)) => Ok(()),
             None => {
-                writeln!(out, "none fits: a shorter --context, --kv-cache 8bit or more --ranks need less")
+                let cache = if self.workload.cache.keys.is_none() { ", --kv-cache 8bit" } else { "" };
+                writeln!(out, "none fits: a shorter --context{cache} or more --ranks need less")
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::device;
 use super::reference::numbers;
-use crate::ops::{attention, decode_attention, prefill_attention, AttentionOptions};
+use crate::backend::{attention, decode_attention, prefill_attention, AttentionOptions};
 use crate::tensor::{DeviceRows, KvLayout, KvPlane, KV_BLOCK};
 use crate::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat};
 use candle_core::{DType, Device, Tensor};
