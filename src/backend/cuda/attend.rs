@@ -224,26 +224,26 @@ pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> us
     let found = WARPS * HEADS * (head_dim + 4 + 2) * size_of::<f32>();
     let factors = 16 + MOST_SPLITS * HEADS * size_of::<f32>();
     let placed = (HEADS + 1) * head_dim;
-    let used = match kernel {
-        Kernel::AttendF32 => found + placed * size_of::<f32>(),
-        Kernel::AttendCodes { key_bits, value_bits, .. } => {
-            let bits = [key_bits, value_bits];
-            // Of each plane codes for each lane, of groups that may be cut short, and scales and biases; then a tile of values as halves.
-            let plane = |bits: usize| {
-                let groups = groups(head_dim, bits);
-                (KEYS * groups * (group(bits) * bits / 8 + 4)).next_multiple_of(16)
-            };
-            let stage: usize = bits.into_iter().map(plane).sum();
-            let warp = KEYS * ((head_dim / 8) | 1) * 16 + stages * stage;
-            let rows: usize = bits.iter().map(|bits| (head_dim * bits / 8).next_multiple_of(16) + 32).sum();
-            let of_head = head_dim * size_of::<f16>() + (1 + groups(head_dim, key_bits)) * size_of::<f32>();
-            let halves = HEADS * of_head;
-            let placed = halves + rows + WARPS * head_dim * size_of::<f32>();
-            // Outputs that are to be rotated back.
-            let outputs = if value_bits == 4 { HEADS * head_dim * size_of::<f32>() } else { 0 };
-            (WARPS * warp + placed).max(found + outputs)
-        }
-        _ => (WARPS * stages * KEYS * chunks * 16 + placed * size_of::<f16>()).max(found),
+    let used = if let Kernel::AttendCodes { key_bits, value_bits, .. } = kernel {
+        let bits = [key_bits, value_bits];
+        // Of each plane codes for each lane, of groups that may be cut short, and scales and biases; then a tile of values as halves.
+        let plane = |bits: usize| {
+            let groups = groups(head_dim, bits);
+            (KEYS * groups * (group(bits) * bits / 8 + 4)).next_multiple_of(16)
+        };
+        let stage: usize = bits.into_iter().map(plane).sum();
+        let warp = KEYS * ((head_dim / 8) | 1) * 16 + stages * stage;
+        let rows: usize = bits.iter().map(|bits| (head_dim * bits / 8).next_multiple_of(16) + 32).sum();
+        let of_head = head_dim * size_of::<f16>() + (1 + groups(head_dim, key_bits)) * size_of::<f32>();
+        let halves = HEADS * of_head;
+        let placed = halves + rows + WARPS * head_dim * size_of::<f32>();
+        // Outputs that are to be rotated back.
+        let outputs = if value_bits == 4 { HEADS * head_dim * size_of::<f32>() } else { 0 };
+        (WARPS * warp + placed).max(found + outputs)
+    } else if kernel == Kernel::AttendF32 {
+        found + placed * size_of::<f32>()
+    } else {
+        (WARPS * stages * KEYS * chunks * 16 + placed * size_of::<f16>()).max(found)
     };
     used.max(factors)
 }
