@@ -8,7 +8,7 @@
 #include "attend_half.cuh"
 
 // Blocks of a multiprocessor, by registers: two of attention and a GEMV's fit together. Longer heads need more registers.
-#define ATTEND_KERNELS(D, BLOCKS)                                                                      \
+#define ATTEND_KERNELS(D, BLOCKS)                                                                                     \
     CQ_KERNEL(attend_f16_d##D, CqAttend, CQ_ATTEND_THREADS, BLOCKS) { cq::attend_tiles<cq::HalfRing<D, false>>(p); } \
     CQ_KERNEL(attend_bf16_d##D, CqAttend, CQ_ATTEND_THREADS, BLOCKS) { cq::attend_tiles<cq::HalfRing<D, true>>(p); }
 ATTEND_KERNELS(64, 4)

@@ -18,8 +18,7 @@
 
 namespace cq {
 
-template <int D_> struct HalfTile {
-    static constexpr int D = D_;
+template <int D> struct HalfTile {
     static constexpr int ROW = 2 * D;                // bytes of a row of the cache
     static constexpr int CHUNKS = (D + 31) / 32;     // of 16 bytes, for each of the four lanes that share a row
     static constexpr bool RAGGED = D % 32 != 0;      // some lanes have one chunk less
@@ -119,6 +118,7 @@ template <int D_, bool BF16_> struct HalfRing : HalfTile<D_> {
     }
 
     __device__ __forceinline__ void place_value(int) const {}
+
     // Products of queries with keys g and g + 8 of a tile that has arrived, for heads 2t and 2t + 1.
     __device__ __forceinline__ void multiply(float (&s)[4], const uint4 (&q)[Tile::CHUNKS], int stage) const {
         float odd[4] = {};
@@ -133,6 +133,7 @@ template <int D_, bool BF16_> struct HalfRing : HalfTile<D_> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[i] += odd[i];
     }
+
     // Rows of the values of a tile that has arrived.
     __device__ __forceinline__ const unsigned char *value_rows(int stage) const { return this->stage(stage) + Tile::KEY_BYTES; }
 

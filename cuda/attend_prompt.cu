@@ -59,7 +59,7 @@ template <int D, bool BF16> __device__ __forceinline__ void attend_prompt(const 
 
 }  // namespace
 
-#define PROMPT_KERNELS(D)                                                                         \
+#define PROMPT_KERNELS(D)                                                                                \
     CQ_KERNEL(attend_prompt_f16_d##D, CqAttendPrompt, PROMPT_THREADS, 2) { attend_prompt<D, false>(p); } \
     CQ_KERNEL(attend_prompt_bf16_d##D, CqAttendPrompt, PROMPT_THREADS, 2) { attend_prompt<D, true>(p); }
 PROMPT_KERNELS(64)

@@ -4,7 +4,7 @@ use super::sample::{Choice, Draw};
 use super::step::{CacheRows, GraphMode, Plan};
 use super::{ChosenExperts, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts};
 use crate::tensor::{CachePlace, DeviceRows};
-use crate::{Error, QuantFormat, QuantTensor};
+use crate::{Error, KvFormat, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Tensor};
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ pub(super) fn attend(_: &DeviceRows, _: &NewToken) -> Result<Option<Tensor>> {
 pub(super) fn attends_to_prompts(
     _: &Tensor,
     _: usize,
-    _: Option<[usize; 2]>,
+    _: Option<[KvFormat; 2]>,
     _: &[CachePlace],
 ) -> Result<bool> {
     Ok(false)

@@ -4,7 +4,7 @@ use super::attention::{check_sequences, AttentionOptions};
 use super::cuda;
 use super::decode_attention::{checked, without_kernel};
 use crate::known::without_gradient;
-use crate::tensor::{put, CachePlace, DeviceKvCache, KvCacheConfig};
+use crate::tensor::{CachePlace, DeviceKvCache, KvCacheConfig};
 use crate::Result;
 use candle_core::Tensor;
 
@@ -58,7 +58,8 @@ pub(crate) struct NewTokens<'a> {
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit, there is no kernel that reads the cache's codes, options name sequences that there
-/// are not or one of them twice, their lengths differ while the device's stream is captured, or there is no room for the tokens ([`Error::OutOfCache`](crate::Error::OutOfCache)).
+/// are not or one of them twice, their lengths differ while the device's stream is captured, or there is no room for the tokens
+/// ([`Error::OutOfCache`](crate::Error::OutOfCache)).
 pub fn prefill_attention(
     q: &Tensor,
     k: &Tensor,
@@ -80,7 +81,7 @@ pub fn prefill_attention(
     }
     let rows = cache.room_at(k, options.sequences, &places)?;
     if codes.is_none() {
-        put([k, v], &rows, &places)?;
+        rows.put([k, v], &places)?;
     }
     let (scale, softcap, config) = (options.scale, options.softcap, cache.config());
     let new = NewTokens { q, k, v, sinks: sinks.as_ref(), scale, softcap, places: &places, config };

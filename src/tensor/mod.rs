@@ -12,9 +12,7 @@ use candle_core::{Device, Tensor};
 use checks::{check_biases, check_global_scale, check_groups, check_packed};
 pub(crate) use column_scaled::column_scaled_name;
 pub use column_scaled::ColumnScaledTensor;
-pub(crate) use kv_cache::{
-    put, CachePlace, DeviceRows, Layout as KvLayout, Plane as KvPlane, BLOCK as KV_BLOCK,
-};
+pub(crate) use kv_cache::{CachePlace, DeviceRows, Layout as KvLayout, Plane as KvPlane, BLOCK as KV_BLOCK};
 pub use kv_cache::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat};
 pub(crate) use layer_weight::reordered_name;
 pub use layer_weight::LayerWeight;

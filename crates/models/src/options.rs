@@ -41,7 +41,7 @@ impl CacheOptions {
     /// Whether keys and values are codes.
     pub(crate) fn has_codes(&self, dtype: DType) -> bool {
         let (keys, values) = self.formats(dtype);
-        [keys, values].iter().all(|format| matches!(format, KvFormat::Affine8 | KvFormat::Affine4))
+        [keys, values].into_iter().all(KvFormat::is_quantized)
     }
 
     /// What the cache of one layer has to be.

@@ -5,14 +5,11 @@ use super::bindings::{
     CQ_ATTEND_HEADS, CQ_ATTEND_KEYS, CQ_ATTEND_SPLITS, CQ_ATTEND_THREADS, CQ_ATTEND_UNSPLIT, CQ_PROMPT_ROWS,
 };
 use super::kernel::Kernel;
-use super::plan::MOST_BLOCKS;
-use super::tiles::SharedBytes;
+use super::plan::{SharedBytes, MOST_BLOCKS};
+use crate::{DeviceKvCache, KvFormat};
 use candle_core::DType;
 use half::f16;
 use std::ops::RangeInclusive;
-
-/// Elements of heads for which there are kernels on tensor cores.
-pub(super) const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 
 /// The most elements of a head of the kernel for f32.
 const MOST_HEAD_DIM: usize = 256;
@@ -31,8 +28,8 @@ const BLOCKS: usize = 264;
 pub(super) enum Cached {
     /// Numbers of the dtype of queries.
     Numbers,
-    /// Codes of so many bits, of keys and of values.
-    Codes([usize; 2]),
+    /// Codes, of keys and of values.
+    Codes([KvFormat; 2]),
 }
 
 /// Queries, and the keys that they share.
@@ -71,7 +68,7 @@ impl Attend {
         let AttendShape { sequences, heads, kv_heads, head_dim } = shape;
         let kernel = match cached {
             Cached::Numbers => kernel(head_dim, dtype).filter(|_| bf16 || dtype != DType::BF16)?,
-            Cached::Codes(bits) => codes_kernel(head_dim, dtype, bits)?,
+            Cached::Codes(formats) => codes_kernel(head_dim, dtype, formats)?,
         };
         let bytes = |stages| shared_bytes(kernel, head_dim, stages);
         // Rather a block alone than none.
@@ -113,7 +110,9 @@ fn tiles_of_split(tiles: usize, most_splits: usize) -> usize {
 
 #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that no kernel takes")]
 fn kernel(head_dim: usize, dtype: DType) -> Option<Kernel> {
-    let halves = |bf16| HEAD_DIMS.contains(&head_dim).then_some(Kernel::Attend { head_dim, bf16 });
+    let halves = |bf16| {
+        DeviceKvCache::KERNEL_HEAD_DIMS.contains(&head_dim).then_some(Kernel::Attend { head_dim, bf16 })
+    };
     match dtype {
         DType::F16 => halves(false),
         DType::BF16 => halves(true),
@@ -127,12 +126,9 @@ fn is_read_beside_codes(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
 }
 
-fn codes_kernel(head_dim: usize, dtype: DType, [key_bits, value_bits]: [usize; 2]) -> Option<Kernel> {
-    (HEAD_DIMS.contains(&head_dim) && is_read_beside_codes(dtype)).then_some(Kernel::AttendCodes {
-        head_dim,
-        key_bits,
-        value_bits,
-    })
+fn codes_kernel(head_dim: usize, dtype: DType, [keys, values]: [KvFormat; 2]) -> Option<Kernel> {
+    (DeviceKvCache::KERNEL_HEAD_DIMS.contains(&head_dim) && is_read_beside_codes(dtype))
+        .then_some(Kernel::AttendCodes { head_dim, keys, values })
 }
 
 /// A launch for several new tokens.
@@ -152,7 +148,7 @@ impl AttendPrompt {
         (dtype, cached): (DType, Cached),
         (bf16, shared): (bool, SharedBytes),
     ) -> Option<Self> {
-        if !HEAD_DIMS.contains(&head_dim) {
+        if !DeviceKvCache::KERNEL_HEAD_DIMS.contains(&head_dim) {
             return None;
         }
         let (kernel, stages): (_, &[usize]) = match cached {
@@ -167,7 +163,7 @@ impl AttendPrompt {
         let plans = stages.iter().map(|&stages| {
             let shared_bytes = match cached {
                 Cached::Numbers => stages * prompt_tile_bytes(head_dim),
-                Cached::Codes(bits) => prompt_codes_shared_bytes(head_dim, bits, stages),
+                Cached::Codes(formats) => prompt_codes_shared_bytes(head_dim, formats, stages),
             };
             Self { kernel, stages, shared_bytes }
         });
@@ -197,23 +193,11 @@ pub(super) fn prompt_tile_bytes(head_dim: usize) -> usize {
 }
 
 /// A tile, stages of codes, a factor for each row.
-pub(super) fn prompt_codes_shared_bytes(head_dim: usize, bits: [usize; 2], stages: usize) -> usize {
-    let of_row: usize = bits.into_iter().map(|bits| head_dim * bits / 8 + 4 * groups(head_dim, bits)).sum();
+pub(super) fn prompt_codes_shared_bytes(head_dim: usize, formats: [KvFormat; 2], stages: usize) -> usize {
+    let of_row = |format: KvFormat| head_dim * format.bits() / 8 + 4 * format.groups(head_dim);
+    let of_rows: usize = formats.into_iter().map(of_row).sum();
     let factors = prompt_rows(head_dim) * size_of::<f32>();
-    prompt_tile_bytes(head_dim) + stages * prompt_keys(head_dim) * of_row + factors
-}
-
-/// Codes of a group, and groups of a row. `KvCodes` of `cuda/kv_codes.cuh` has the same numbers.
-fn group(bits: usize) -> usize {
-    if bits == 8 {
-        64
-    } else {
-        32
-    }
-}
-
-fn groups(head_dim: usize, bits: usize) -> usize {
-    head_dim.div_ceil(group(bits))
+    prompt_tile_bytes(head_dim) + stages * prompt_keys(head_dim) * of_rows + factors
 }
 
 /// What warps copy, `stages` tiles each, or what they found, or the factors of splits behind a flag: one after the other. Behind
@@ -224,21 +208,21 @@ pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> us
     let found = WARPS * HEADS * (head_dim + 4 + 2) * size_of::<f32>();
     let factors = 16 + MOST_SPLITS * HEADS * size_of::<f32>();
     let placed = (HEADS + 1) * head_dim;
-    let used = if let Kernel::AttendCodes { key_bits, value_bits, .. } = kernel {
-        let bits = [key_bits, value_bits];
+    let used = if let Kernel::AttendCodes { keys, values, .. } = kernel {
+        let formats = [keys, values];
         // Of each plane codes for each lane, of groups that may be cut short, and scales and biases; then a tile of values as halves.
-        let plane = |bits: usize| {
-            let groups = groups(head_dim, bits);
-            (KEYS * groups * (group(bits) * bits / 8 + 4)).next_multiple_of(16)
+        let plane = |format: KvFormat| {
+            let group_bytes = format.group_size().unwrap_or_default() * format.bits() / 8;
+            (KEYS * format.groups(head_dim) * (group_bytes + 4)).next_multiple_of(16)
         };
-        let stage: usize = bits.into_iter().map(plane).sum();
+        let stage: usize = formats.into_iter().map(plane).sum();
         let warp = KEYS * ((head_dim / 8) | 1) * 16 + stages * stage;
-        let rows: usize = bits.iter().map(|bits| (head_dim * bits / 8).next_multiple_of(16) + 32).sum();
-        let of_head = head_dim * size_of::<f16>() + (1 + groups(head_dim, key_bits)) * size_of::<f32>();
-        let halves = HEADS * of_head;
-        let placed = halves + rows + WARPS * head_dim * size_of::<f32>();
+        let row = |format: KvFormat| (head_dim * format.bits() / 8).next_multiple_of(16) + 32;
+        let rows: usize = formats.into_iter().map(row).sum();
+        let of_head = head_dim * size_of::<f16>() + (1 + keys.groups(head_dim)) * size_of::<f32>();
+        let placed = HEADS * of_head + rows + WARPS * head_dim * size_of::<f32>();
         // Outputs that are to be rotated back.
-        let outputs = if value_bits == 4 { HEADS * head_dim * size_of::<f32>() } else { 0 };
+        let outputs = if values.is_rotated() { HEADS * head_dim * size_of::<f32>() } else { 0 };
         (WARPS * warp + placed).max(found + outputs)
     } else if kernel == Kernel::AttendF32 {
         found + placed * size_of::<f32>()
@@ -326,7 +310,7 @@ mod tests {
         let prompt = |head_dim, dtype, cached, card| {
             AttendPrompt::plan(head_dim, (dtype, cached), card).map(|plan| plan.stages)
         };
-        let (turing, codes) = (with_shared(64, false), Cached::Codes([8, 8]));
+        let (turing, codes) = (with_shared(64, false), Cached::Codes([KvFormat::Affine8; 2]));
         assert_eq!(prompt(128, DType::F16, Cached::Numbers, turing), None);
         assert_eq!(prompt(128, DType::F32, Cached::Numbers, H200), None);
         // Codes leave room for one stage, whatever multiplies.
@@ -344,7 +328,7 @@ mod tests {
         let mut program = format!(
             "#include <cstdio>\nconstexpr int PROMPT_THREADS = {CQ_ATTEND_THREADS};\n{shape}\nint main() {{\n"
         );
-        for head_dim in HEAD_DIMS {
+        for head_dim in DeviceKvCache::KERNEL_HEAD_DIMS {
             program += &format!(
                 "printf(\"%d %d\\n\", PromptShape<{head_dim}>::STAGE, PromptShape<{head_dim}>::ROWS);\n"
             );
@@ -362,7 +346,7 @@ mod tests {
         let told = String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap();
         assert_eq!(
             told.lines().collect::<Vec<_>>(),
-            HEAD_DIMS.map(|d| format!("{} {}", prompt_tile_bytes(d), prompt_rows(d)))
+            DeviceKvCache::KERNEL_HEAD_DIMS.map(|d| format!("{} {}", prompt_tile_bytes(d), prompt_rows(d)))
         );
     }
 }

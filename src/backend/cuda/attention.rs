@@ -9,7 +9,7 @@ use super::attend::{Attend, AttendShape, Cached};
 use super::bindings::CqAttend;
 use super::card::Card;
 use super::launch::{launch, Grid};
-use super::memory::{address_mut, allocate, u32_of, Locked, View};
+use super::memory::{address_mut, address_of, allocate, u32_of, Contiguous, Locked};
 use super::workspace;
 use crate::backend::NewToken;
 use crate::tensor::DeviceRows;
@@ -54,10 +54,7 @@ pub(crate) fn attend(cache: &DeviceRows, token: &NewToken) -> Result<Option<Tens
         }
     };
     let each = each.as_ref().map(Locked::new);
-    let each = match &each {
-        Some(each) => Some(each.view()?.address(&stream)?),
-        None => None,
-    };
+    let each = address_of(each.as_ref(), &stream)?;
     let positions = match (&each, token.positions.first()) {
         (None, Some(&position)) => {
             let first = token.config.first_seen(position);
@@ -84,21 +81,12 @@ pub(crate) fn attend(cache: &DeviceRows, token: &NewToken) -> Result<Option<Tens
     };
     let Some(plan) = call.plan(card) else { return Ok(None) };
 
-    let locked = [token.q, token.k, token.v].map(Locked::new);
-    let realigned =
-        locked.iter().map(|locked| locked.view()?.realigned(&stream)).collect::<Result<Vec<_>>>()?;
-    let layouts = [token.q, token.k, token.v].map(|tensor| Layout::contiguous(tensor.shape()));
-    let views = locked.iter().zip(&realigned).zip(&layouts).map(|((locked, realigned), layout)| {
-        Ok(realigned.as_ref().map_or(locked.view()?, |storage| View { storage, layout }))
-    });
-    let views = views.collect::<Result<Vec<_>>>()?;
-    let addresses = views.iter().map(|view| view.address(&stream)).collect::<Result<Vec<_>>>()?;
-    let [q, k, v] = addresses.as_slice() else { bail!("queries, keys and values") };
+    let [q, k, v] = [token.q, token.k, token.v].map(|tensor| Contiguous::new(tensor, &stream));
+    let (q, k, v) = (q?, k?, v?);
+    let (q, k, v) = (q.view()?, k.view()?, v.view()?);
+    let (q, k, v) = (q.address(&stream)?, k.address(&stream)?, v.address(&stream)?);
     let sinks = token.sinks.map(Locked::new);
-    let sinks = match &sinks {
-        Some(sinks) => Some(sinks.view()?.address(&stream)?),
-        None => None,
-    };
+    let sinks = address_of(sinks.as_ref(), &stream)?;
     let (partial, arrivals) = match plan.splits {
         1 => (std::ptr::null_mut(), std::ptr::null_mut()),
         _ => workspace::with(&stream, |workspace| workspace.split_sums(plan.partial(head_dim), plan.shares))?,

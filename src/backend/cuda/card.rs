@@ -1,6 +1,6 @@
 //! What plans and launches have to know of a device, asked once.
 
-use super::plan::{most_shared_bytes, ALWAYS_SHARED_BYTES};
+use super::plan::{most_shared_bytes, SharedBytes, ALWAYS_SHARED_BYTES};
 use candle_core::cuda_backend::cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use candle_core::cuda_backend::cudarc::driver::CudaContext;
 use candle_core::cuda_backend::WrapErr;
@@ -50,6 +50,11 @@ impl Card {
         let card = Self::ask(context)?;
         cards.insert(context.ordinal(), card);
         Ok(card)
+    }
+
+    /// The shared memory that launches plan with.
+    pub(super) fn shared(self) -> SharedBytes {
+        SharedBytes { of_two: self.most_shared_bytes, of_one: self.all_shared_bytes }
     }
 
     fn ask(context: &CudaContext) -> Result<Self> {

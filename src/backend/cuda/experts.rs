@@ -89,7 +89,7 @@ fn columns_of_tiles(
     let of = |operand: &Operand| -> Result<usize> {
         let format = operand.weight.format();
         let kernels = FormatKernels::of(format)?.tiles();
-        Ok(Tiles::of_columns(format, kernels, columns, tiles_call::shared_bytes(card)).columns)
+        Ok(Tiles::of_columns(format, kernels, columns, card.shared()).columns)
     };
     Ok(of(&chosen.gate)?.min(of(&chosen.down)?))
 }
@@ -288,7 +288,7 @@ impl Call<'_> {
             }),
         };
         let kernels = FormatKernels::of(of.format)?.tiles();
-        let plan = Tiles::of_columns(of.format, kernels, columns, tiles_call::shared_bytes(self.card));
+        let plan = Tiles::of_columns(of.format, kernels, columns, self.card.shared());
         // SAFETY: as above. The tensor of sorted pairs has been filled by the launch that sorts.
         unsafe { call.launch(self.stream, plan) }
     }

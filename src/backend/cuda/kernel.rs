@@ -2,6 +2,7 @@
 
 use super::bindings::{CQ_ATTEND_THREADS, CQ_THREADS};
 use super::formats::{GemvKernels, TileKernels};
+use crate::KvFormat;
 use std::fmt;
 
 /// A kernel of `cuda/`. Those of a format have its name in them; [`super::formats`] makes them.
@@ -45,8 +46,8 @@ pub(super) enum Kernel {
     /// The same to a cache of codes.
     AttendCodes {
         head_dim: usize,
-        key_bits: usize,
-        value_bits: usize,
+        keys: KvFormat,
+        values: KvFormat,
     },
     /// Attention of several new tokens of each sequence, on tensor cores.
     AttendPrompt {
@@ -168,8 +169,8 @@ impl fmt::Display for Kernel {
             Self::AttendPrompt { head_dim, bf16 } => {
                 write!(f, "attend_prompt_{}_d{head_dim}", if *bf16 { "bf16" } else { "f16" })
             }
-            Self::AttendCodes { head_dim, key_bits, value_bits } => {
-                write!(f, "attend_k{key_bits}_v{value_bits}_d{head_dim}")
+            Self::AttendCodes { head_dim, keys, values } => {
+                write!(f, "attend_k{}_v{}_d{head_dim}", keys.bits(), values.bits())
             }
             Self::AttendPromptCodes { head_dim } => write!(f, "attend_prompt_codes_d{head_dim}"),
             Self::AppendCodes { head_dim } => write!(f, "append_codes_d{head_dim}"),
@@ -210,17 +211,17 @@ impl fmt::Display for TileKernels {
 
 #[cfg(test)]
 mod tests {
-    use super::super::attend::{self, HEAD_DIMS};
+    use super::super::attend;
     use super::super::bindings::{
         CQ_MOST_ROUTED_EXPERTS, CQ_NORM_SHARED_BYTES, CQ_QUANTIZE_SHARED_BYTES, CQ_SAMPLE_SHARED_BYTES,
         CQ_SIMT_SHARED_BYTES,
     };
     use super::super::formats::FormatKernels;
     use super::super::gemv::{ExpertGemv, Gemv, GemvShape, Outputs};
-    use super::super::plan;
-    use super::super::tiles::{self, SharedBytes};
+    use super::super::plan::{self, SharedBytes};
+    use super::super::tiles;
     use super::*;
-    use crate::QuantFormat;
+    use crate::{DeviceKvCache, QuantFormat};
     use serde_json::json;
     use std::collections::{BTreeMap, BTreeSet};
     use std::fs;
@@ -241,19 +242,17 @@ mod tests {
         kernels.extend([Kernel::Embed, Kernel::TilesX]);
         kernels.extend(plan::DENSE_ROWS_OF_X.map(|rows| Kernel::Dense { rows }));
         let halves = [false, true];
-        for (head_dim, bf16) in HEAD_DIMS.into_iter().flat_map(|head_dim| halves.map(|bf16| (head_dim, bf16)))
+        for (head_dim, bf16) in DeviceKvCache::KERNEL_HEAD_DIMS
+            .into_iter()
+            .flat_map(|head_dim| halves.map(|bf16| (head_dim, bf16)))
         {
             kernels.extend([Kernel::Attend { head_dim, bf16 }, Kernel::AttendPrompt { head_dim, bf16 }]);
         }
-        for head_dim in HEAD_DIMS {
+        for head_dim in DeviceKvCache::KERNEL_HEAD_DIMS {
             kernels.extend([Kernel::AttendPromptCodes { head_dim }, Kernel::AppendCodes { head_dim }]);
-            let bits =
-                [8, 4].into_iter().flat_map(|key_bits| [8, 4].map(|value_bits| (key_bits, value_bits)));
-            kernels.extend(bits.map(|(key_bits, value_bits)| Kernel::AttendCodes {
-                head_dim,
-                key_bits,
-                value_bits,
-            }));
+            let codes = [KvFormat::Affine8, KvFormat::Affine4];
+            let pairs = codes.into_iter().flat_map(|keys| codes.map(|values| (keys, values)));
+            kernels.extend(pairs.map(|(keys, values)| Kernel::AttendCodes { head_dim, keys, values }));
         }
         use SampleKernel::{Draw, Largest, Logits, Weights};
         kernels.extend([Largest, Logits, Weights, Draw].map(Kernel::Sample));
@@ -328,7 +327,9 @@ mod tests {
             }
             Kernel::AttendF32 => attend::shared_bytes(kernel, 256, 1),
             Kernel::AttendPrompt { head_dim, .. } => 2 * attend::prompt_tile_bytes(head_dim),
-            Kernel::AttendPromptCodes { head_dim } => attend::prompt_codes_shared_bytes(head_dim, [8, 8], 2),
+            Kernel::AttendPromptCodes { head_dim } => {
+                attend::prompt_codes_shared_bytes(head_dim, [KvFormat::Affine8; 2], 2)
+            }
             Kernel::AppendCodes { .. } => 0,
             Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
             Kernel::Sample(_) => CQ_SAMPLE_SHARED_BYTES as usize,

@@ -329,12 +329,7 @@ impl Matmul<'_> {
                     residual: if residual == 0 { 0 } else { row(residual, columns) },
                     pairs: None,
                 };
-                let plan = Tiles::plan(
-                    self.format,
-                    self.kernels.tiles(),
-                    rows * terms,
-                    tiles_call::shared_bytes(card),
-                );
+                let plan = Tiles::plan(self.format, self.kernels.tiles(), rows * terms, card.shared());
                 // SAFETY: as for the GEMV.
                 unsafe { call.launch(self.stream, plan)? };
             }

@@ -101,6 +101,41 @@ impl<'a> View<'a> {
     }
 }
 
+/// A tensor as kernels take x: itself, or a copy.
+pub(super) struct Contiguous<'a> {
+    locked: Locked<'a>,
+    layout: Layout,
+    copy: Option<CudaStorage>,
+}
+
+impl<'a> Contiguous<'a> {
+    pub(super) fn new(tensor: &'a Tensor, stream: &CudaStream) -> Result<Self> {
+        let locked = Locked::new(tensor);
+        let copy = locked.view()?.realigned(stream)?;
+        Ok(Self { locked, layout: Layout::contiguous(tensor.shape()), copy })
+    }
+
+    pub(super) fn view(&self) -> Result<View<'_>> {
+        match &self.copy {
+            Some(storage) => Ok(View { storage, layout: &self.layout }),
+            None => self.locked.view(),
+        }
+    }
+}
+
+/// The address of a tensor, if there is one.
+pub(super) fn address_of<'a>(
+    tensor: Option<&'a Locked<'a>>,
+    stream: &'a CudaStream,
+) -> Result<Option<Address<'a>>> {
+    tensor.map(|tensor| tensor.view()?.address(stream)).transpose()
+}
+
+/// Null if there is none.
+pub(super) fn pointer<T>(address: Option<&Address>) -> *const T {
+    address.map_or(std::ptr::null(), Address::as_ptr)
+}
+
 /// Uninitialised device memory; the caller must write all of it before it is read. CUDA allocates no empty memory, so
 /// that is one element.
 pub(super) fn allocate(device: &CudaDevice, shape: &Shape, dtype: DType) -> Result<CudaStorage> {

@@ -11,6 +11,13 @@ pub(super) const THREADS: u32 = CQ_THREADS;
 /// The most rows of x that are not multiplied in tiles, whose columns come in sixteens.
 const MOST_FEW_ROWS: usize = 8;
 
+/// What a card has for a block, of a kernel with room for another one beside it and of one without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SharedBytes {
+    pub(super) of_two: usize,
+    pub(super) of_one: usize,
+}
+
 /// Rows of x for which the fp32 kernel, which reads a weight again for each 8 of them, is used where the tile kernels are not.
 /// Computed, not measured.
 const MOST_SIMT_ROWS: usize = 64;

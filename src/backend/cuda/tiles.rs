@@ -3,6 +3,7 @@
 
 use super::bindings::{CQ_TILE_K, CQ_TILE_ROWS};
 use super::formats::TileKernels;
+use super::plan::SharedBytes;
 use crate::format::{Element, ZeroPoint};
 use crate::QuantFormat;
 
@@ -21,13 +22,6 @@ const BLOCKS: [usize; 2] = [264, 132];
 
 /// The most steps that are on their way or at hand.
 const MOST_STAGES: usize = 4;
-
-/// What a card has for a block, of a kernel with room for another one beside it and of one without.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SharedBytes {
-    pub(super) of_two: usize,
-    pub(super) of_one: usize,
-}
 
 /// One launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,14 +4,13 @@ use super::bindings::{
     CqFinish, CqTile, CqTiles, CqTilesX, CQ_NORM_SHARED_BYTES, CQ_NOT_GATED, CQ_ORDER_QUARTERS,
     CQ_ORDER_SPLIT, CQ_SILU,
 };
-use super::card::Card;
 use super::formats::FormatKernels;
 use super::gemv_call::FusedNorm;
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{float_dtype, u32_of};
 use super::operand::OperandPointers;
-use super::tiles::{self, SharedBytes, Tiles};
+use super::tiles::{self, Tiles};
 use super::workspace;
 use crate::QuantFormat;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -45,11 +44,6 @@ pub(super) fn terms(x_dtype: DType) -> usize {
 pub(super) fn rows_of_launch(k: usize, x_dtype: DType) -> usize {
     let row = terms(x_dtype) * tiles::padded(k) * size_of::<u16>();
     (MOST_BYTES_OF_X / row / tiles::MOST_COLUMNS).max(1) * tiles::MOST_COLUMNS
-}
-
-/// The shared memory that launches plan with.
-pub(super) fn shared_bytes(card: Card) -> SharedBytes {
-    SharedBytes { of_two: card.most_shared_bytes, of_one: card.all_shared_bytes }
 }
 
 /// Brings `rows` of x, `[rows, k]` at an address, into the form that the kernels of a format take.

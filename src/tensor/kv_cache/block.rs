@@ -48,8 +48,7 @@ impl Layout {
 
     fn new(format: KvFormat, (rows, columns): (usize, usize), head_dim: usize) -> Self {
         let columns = if format.bits() == 4 { columns.next_multiple_of(32) } else { columns };
-        let groups = format.group_size().map_or(0, |size| head_dim.div_ceil(size));
-        Self { format, rows, row_bytes: columns * format.bits() / 8, groups }
+        Self { format, rows, row_bytes: columns * format.bits() / 8, groups: format.groups(head_dim) }
     }
 
     /// Where scales begin: behind whole lines of codes.

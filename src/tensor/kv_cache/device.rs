@@ -1,6 +1,6 @@
 //! The keys and values of the tokens so far, on a device other than the CPU.
 
-use super::device_rows::{float, grown, put, token_bytes, CachePlace, DeviceRows};
+use super::device_rows::{codes, float, grown, token_bytes, CachePlace, DeviceRows};
 use super::{KvCacheConfig, KvFormat};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -34,10 +34,10 @@ pub struct DeviceKvCache {
     settled: usize,
 }
 
-/// Sizes of heads that a cache of codes may have: those that kernels attend to.
-const HEADS_OF_CODES: [usize; 5] = [64, 80, 96, 128, 256];
-
 impl DeviceKvCache {
+    /// Elements of heads for which there are kernels on tensor cores; a cache of codes has no others.
+    pub(crate) const KERNEL_HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
+
     /// An empty cache, which takes no memory yet. Keys and values have the dtype of the format that `config` says, or codes.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl DeviceKvCache {
         config.check()?;
         let KvCacheConfig { keys, values, head_dim, .. } = config;
         let remedy = match [keys, values].map(float) {
-            [None, None] if HEADS_OF_CODES.contains(&head_dim) => None,
+            [None, None] if Self::KERNEL_HEAD_DIMS.contains(&head_dim) => None,
             [None, None] => {
                 Some("choose f32, f16 or bf16: there are codes for heads of 64, 80, 96, 128 and 256 elements")
             }
@@ -87,10 +87,9 @@ impl DeviceKvCache {
         &self.lens
     }
 
-    /// Bits of the codes of keys and of values, if there are codes.
-    pub(crate) fn codes(&self) -> Option<[usize; 2]> {
-        let formats = [self.config.keys, self.config.values];
-        formats.iter().all(|format| float(*format).is_none()).then(|| formats.map(KvFormat::bits))
+    /// The formats of keys and of values, if they are of codes.
+    pub(crate) fn codes(&self) -> Option<[KvFormat; 2]> {
+        codes([self.config.keys, self.config.values])
     }
 
     /// Whether there are no tokens.
@@ -220,7 +219,7 @@ impl DeviceKvCache {
         self.check_tensors()?;
         let places = self.places(k, sequences)?;
         let rows = self.room_at(k, sequences, &places)?;
-        put([k, v], &rows, &places)?;
+        rows.put([k, v], &places)?;
         self.appended(&places, k.dim(1)?);
         Ok(rows)
     }

@@ -65,9 +65,9 @@ impl DeviceRows {
         Ok(grown)
     }
 
-    /// Bits of the codes of keys and of values, if there are codes.
-    pub(crate) fn codes(&self) -> Option<[usize; 2]> {
-        float(self.formats[0]).is_none().then(|| self.formats.map(KvFormat::bits))
+    /// The formats of keys and of values, if they are of codes.
+    pub(crate) fn codes(&self) -> Option<[KvFormat; 2]> {
+        codes(self.formats)
     }
 
     /// Where each part begins, in bytes.
@@ -80,6 +80,24 @@ impl DeviceRows {
             end += rows * bytes;
             begin
         })
+    }
+
+    /// Puts keys and values `[B, T, kv_heads, head_dim]` into floats, each entry at its place.
+    pub(crate) fn put(&self, parts: [&Tensor; 2], places: &[CachePlace]) -> Result<()> {
+        for (part, new) in parts.into_iter().enumerate() {
+            let rows = self.memory.get(part)?;
+            let new = new.transpose(1, 2)?.contiguous()?;
+            match CachePlace::common(places) {
+                Some(position) if places.len() == self.sequences => rows.slice_set(&new, 2, position)?,
+                _ => {
+                    for (entry, place) in places.iter().enumerate() {
+                        let of_sequence = rows.narrow(0, place.sequence, 1)?;
+                        of_sequence.slice_set(&new.narrow(0, entry, 1)?, 2, place.position)?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The parts of a cache of codes, `[B * kv_heads, capacity * bytes]`.
@@ -110,30 +128,17 @@ impl CachePlace {
     }
 }
 
-/// Puts keys and values `[B, T, kv_heads, head_dim]` into floats, each entry at its place.
-pub(crate) fn put(parts: [&Tensor; 2], rows: &DeviceRows, places: &[CachePlace]) -> Result<()> {
-    for (part, new) in parts.into_iter().enumerate() {
-        let rows = rows.memory.get(part)?;
-        let new = new.transpose(1, 2)?.contiguous()?;
-        match CachePlace::common(places) {
-            Some(position) if places.len() == rows.dim(0)? => rows.slice_set(&new, 2, position)?,
-            _ => {
-                for (entry, place) in places.iter().enumerate() {
-                    let of_sequence = rows.narrow(0, place.sequence, 1)?;
-                    of_sequence.slice_set(&new.narrow(0, entry, 1)?, 2, place.position)?;
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Bytes of a row in each part.
 fn row_bytes(formats: [KvFormat; 2], head_dim: usize) -> [usize; 4] {
     let numbers = |format: KvFormat| head_dim * format.bits() / 8;
-    let groups = |format: KvFormat| format.group_size().map_or(0, |size| 4 * head_dim.div_ceil(size));
+    let groups = |format: KvFormat| 4 * format.groups(head_dim);
     let [keys, values] = formats;
     [numbers(keys), numbers(values), groups(keys), groups(values)]
+}
+
+/// Formats, if they are of codes.
+pub(super) fn codes(formats: [KvFormat; 2]) -> Option<[KvFormat; 2]> {
+    formats.into_iter().all(KvFormat::is_quantized).then_some(formats)
 }
 
 /// Bytes of a token with all its heads.

@@ -62,6 +62,16 @@ impl KvFormat {
         }
     }
 
+    /// Groups of a head of so many elements; none for floats.
+    pub(crate) fn groups(self, head_dim: usize) -> usize {
+        self.group_size().map_or(0, |size| head_dim.div_ceil(size))
+    }
+
+    /// Whether numbers are held as codes, with scales and biases, not as floats.
+    pub fn is_quantized(self) -> bool {
+        self.group_size().is_some()
+    }
+
     /// Whether the numbers of a head are rotated by a Hadamard matrix.
     pub(crate) fn is_rotated(self) -> bool {
         self == Self::Affine4

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 use block::HeadCache;
 pub(crate) use block::{Layout, Plane, BLOCK};
 pub use device::DeviceKvCache;
-pub(crate) use device_rows::{put, CachePlace, DeviceRows};
+pub(crate) use device_rows::{CachePlace, DeviceRows};
 pub use format::KvFormat;
 use std::fmt;
 use std::ops::Range;

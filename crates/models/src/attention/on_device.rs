@@ -3,7 +3,7 @@
 use super::options;
 use crate::config::Window;
 use candle_core::{bail, DType, Device, Result, Tensor, D};
-use candle_quant::{ops, DeviceKvCache, Error, KvCacheConfig, KvFormat};
+use candle_quant::{ops, DeviceKvCache, Error, KvCacheConfig};
 use std::cell::OnceCell;
 use std::ops::Range;
 
@@ -18,8 +18,7 @@ impl OnDevice {
     /// If there is no such cache, or none of codes on the device.
     pub(super) fn new(config: KvCacheConfig, device: &Device) -> Result<Self> {
         let KvCacheConfig { keys, values, .. } = config;
-        let has_codes = matches!(keys, KvFormat::Affine8 | KvFormat::Affine4);
-        if has_codes && !device.is_cuda() {
+        if keys.is_quantized() && !device.is_cuda() {
             return Err(Error::Unsupported {
                 what: format!(
                     "a KV cache with keys in {keys} and values in {values} on {:?}",

@@ -7,7 +7,6 @@ use super::super::bindings::{
 };
 use super::super::card::Card;
 use super::super::memory::{float_dtype, u32_of};
-use super::super::tiles_call::shared_bytes;
 use crate::tensor::DeviceRows;
 use candle_core::{bail, DType, Result};
 use std::f64::consts::LOG2_E;
@@ -119,7 +118,7 @@ impl AttendCall {
             Positions::Known { first, position, .. } => Some(first..=position),
             Positions::OnDevice(_) => None,
         };
-        Attend::plan(self.shape, (self.dtype, self.cached), seen, (card.bf16, shared_bytes(card)))
+        Attend::plan(self.shape, (self.dtype, self.cached), seen, (card.bf16, card.shared()))
     }
 
     /// What the launch takes.

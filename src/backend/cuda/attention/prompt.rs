@@ -5,13 +5,15 @@ use super::super::bindings::{CqAppend, CqAttendPrompt, CQ_ATTEND_THREADS};
 use super::super::card::Card;
 use super::super::kernel::Kernel;
 use super::super::launch::{launch, Grid};
-use super::super::memory::{address_mut, allocate, float_dtype, u32_of, Address, Locked, View};
+use super::super::memory::{
+    address_mut, address_of, allocate, float_dtype, pointer, u32_of, Contiguous, Locked,
+};
 use super::super::plan::MOST_BLOCKS;
-use super::super::tiles_call::shared_bytes;
 use super::call::{logit_factors, window_of, CacheAddresses};
 use super::can_copy_positions;
 use crate::backend::NewTokens;
 use crate::tensor::{CachePlace, DeviceRows};
+use crate::KvFormat;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;
 use candle_core::{
@@ -30,7 +32,7 @@ const APPENDED_BY_BLOCK: usize = CQ_ATTEND_THREADS as usize / 32;
 pub(crate) fn attends_to_prompts(
     q: &Tensor,
     kv_heads: usize,
-    codes: Option<[usize; 2]>,
+    codes: Option<[KvFormat; 2]>,
     places: &[CachePlace],
 ) -> Result<bool> {
     let Device::Cuda(device) = q.device() else { return Ok(false) };
@@ -39,7 +41,7 @@ pub(crate) fn attends_to_prompts(
     }
     let card = Card::of(device.cuda_stream().context())?;
     let cached = codes.map_or(Cached::Numbers, Cached::Codes);
-    let (of, on_card) = ((q.dtype(), cached), (card.bf16, shared_bytes(card)));
+    let (of, on_card) = ((q.dtype(), cached), (card.bf16, card.shared()));
     let plan = AttendPrompt::plan(q.dim(3)?, of, on_card);
     if codes.is_some() {
         // Nor are codes made that no new token could read.
@@ -49,28 +51,6 @@ pub(crate) fn attends_to_prompts(
         }
     }
     Ok(plan.is_some() && q.dim(0)?.saturating_mul(kv_heads) <= MOST_BLOCKS)
-}
-
-/// A tensor as kernels take it, and its address.
-struct Contiguous<'a> {
-    locked: Locked<'a>,
-    layout: Layout,
-    copy: Option<CudaStorage>,
-}
-
-impl<'a> Contiguous<'a> {
-    fn new(tensor: &'a Tensor, stream: &CudaStream) -> Result<Self> {
-        let locked = Locked::new(tensor);
-        let copy = locked.view()?.realigned(stream)?;
-        Ok(Self { locked, layout: Layout::contiguous(tensor.shape()), copy })
-    }
-
-    fn view(&self) -> Result<View<'_>> {
-        match &self.copy {
-            Some(storage) => Ok(View { storage, layout: &self.layout }),
-            None => self.locked.view(),
-        }
-    }
 }
 
 /// Where the tokens of each sequence belong, as kernels take it: all at one position, or, on the device, as each says.
@@ -102,15 +82,6 @@ impl Places {
     }
 }
 
-/// The address of a tensor; null if there is none.
-fn address_of<'a>(tensor: Option<&'a Locked<'a>>, stream: &'a CudaStream) -> Result<Option<Address<'a>>> {
-    tensor.map(|tensor| tensor.view()?.address(stream)).transpose()
-}
-
-fn pointer<T>(address: Option<&Address>) -> *const T {
-    address.map_or(std::ptr::null(), Address::as_ptr)
-}
-
 /// Makes codes of keys and values, and puts them into a cache: the launch, as an operation on it.
 struct AppendCodes<'a> {
     cache: &'a DeviceRows,
@@ -135,7 +106,9 @@ impl InplaceOp1 for AppendCodes<'_> {
         let &NewTokens { k, v, .. } = self.new;
         let (batch, tokens, kv_heads, head_dim) = k.dims4()?;
         let (cache, stream) = (self.cache, self.stream);
-        let Some([key_bits, value_bits]) = cache.codes() else { bail!("a cache of codes is needed here") };
+        let Some([key_format, value_format]) = cache.codes() else {
+            bail!("a cache of codes is needed here")
+        };
         if (kv_heads, head_dim) != (cache.kv_heads, cache.head_dim) {
             bail!("{:?} in a cache with {} heads of {}", k.dims(), cache.kv_heads, cache.head_dim);
         }
@@ -159,8 +132,8 @@ impl InplaceOp1 for AppendCodes<'_> {
             position: u32_of("position", self.places.position)?,
             kv_heads: u32_of("heads of keys", kv_heads)?,
             capacity: u32_of("rows of a cache", cache.capacity)?,
-            key_bits: u32_of("bits", key_bits)?,
-            value_bits: u32_of("bits", value_bits)?,
+            key_bits: u32_of("bits", key_format.bits())?,
+            value_bits: u32_of("bits", value_format.bits())?,
             dtype: float_dtype(k_view.dtype())?,
             unused: 0,
         };
@@ -181,7 +154,7 @@ pub(crate) fn attend_prompt(cache: &DeviceRows, tokens: &NewTokens) -> Result<Te
     let stream = device.cuda_stream();
     let card = Card::of(stream.context())?;
     let dtype = tokens.q.dtype();
-    let on_card = (card.bf16, shared_bytes(card));
+    let on_card = (card.bf16, card.shared());
     let Some(plan) = AttendPrompt::plan(head_dim, (dtype, Cached::of(cache)), on_card) else {
         bail!("no kernel attends with heads of {head_dim} elements of {dtype:?}")
     };
@@ -194,7 +167,7 @@ pub(crate) fn attend_prompt(cache: &DeviceRows, tokens: &NewTokens) -> Result<Te
     }
     let each = places.locked();
     let each = address_of(each.as_ref(), &stream)?;
-    let [key_bits, value_bits] = cache.codes().unwrap_or_default();
+    let [key_bits, value_bits] = cache.formats.map(KvFormat::bits);
     let group = heads / kv_heads;
     let blocks = ((count * group).div_ceil(prompt_rows(head_dim)), batch * kv_heads);
     let q = Contiguous::new(tokens.q, &stream)?;

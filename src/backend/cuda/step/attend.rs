@@ -5,7 +5,6 @@ use super::super::attention::{AttendCall, AttendMemory, CacheAddresses, HeadNorm
 use super::super::card::Card;
 use super::super::launch::Grid;
 use super::super::memory::Locked;
-use super::super::tiles_call::shared_bytes;
 use super::builder::{Builder, Places};
 use super::LaunchParams;
 use crate::backend::step::{HeadNorm, Heads, Node, Plan, Turn};
@@ -127,7 +126,7 @@ pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> 
     });
     for &Heads { heads, kv_heads, head_dim, .. } in heads {
         let shape = AttendShape { sequences, heads, kv_heads, head_dim };
-        if Attend::plan(shape, (dtype, Cached::Numbers), None, (card.bf16, shared_bytes(card))).is_none() {
+        if Attend::plan(shape, (dtype, Cached::Numbers), None, (card.bf16, card.shared())).is_none() {
             return Err(Error::Unsupported {
                 what: format!("a step plan with heads of {head_dim} elements in {dtype:?} on this device"),
                 remedy: "call the layers one by one".to_string(),

@@ -58,10 +58,6 @@ fn row_on_device(memory: &[u8], rows: &DeviceRows, head: usize, token: usize, is
     Row { codes: (0..rows.head_dim).map(code).collect(), groups: (0..groups).map(pair).collect() }
 }
 
-fn bytes(rows: &DeviceRows) -> Vec<u8> {
-    rows.memory.to_vec1().unwrap()
-}
-
 #[test]
 fn codes_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
@@ -105,7 +101,7 @@ fn codes_are_those_of_the_cpu() {
             begin += tokens;
         }
         let (rows, _) = cache.room_on(&device, batch, 0).unwrap();
-        let memory = bytes(&rows);
+        let memory: Vec<u8> = rows.memory.to_vec1().unwrap();
         let (key_layout, value_layout) = on_cpu.layouts();
         for (sequence, kv_head) in
             (0..batch).flat_map(|sequence| (0..kv_heads).map(move |head| (sequence, head)))
