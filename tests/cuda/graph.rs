@@ -121,7 +121,8 @@ fn launches_of_a_layer() {
 #[test]
 fn parts_of_a_dense_product() {
     let Some(device) = capturing_device() else { return };
-    let weight = random(&[65, 131_072], QuantFormat::affine(2, 128).unwrap(), DType::F16, 620);
+    // What has scales of 32 bits has no kernel for many rows.
+    let weight = random(&[65, 131_072], QuantFormat::affine(2, 128).unwrap(), DType::F32, 620);
     let layer = Linear::from_quant(weight.to_device(&device).unwrap(), None);
     let inputs = [0, 1].map(|seed| tensor(&[66, 131_072], 621 + seed));
     let x = inputs[0].to_device(&device).unwrap();

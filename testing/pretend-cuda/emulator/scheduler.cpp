@@ -92,9 +92,8 @@ static void park() {
 
 // Goes back to the launcher for good.
 [[noreturn]] static void abandon_block(Block &block) {
-    StackPointer never;
     sanitizer::leaving(nullptr, block.launcher_stack, block.launcher_stack_size);
-    switch_context(&never, block.launcher);
+    switch_context(&current->stack_pointer, block.launcher);
     __builtin_unreachable();
 }
 
@@ -154,8 +153,9 @@ void meet(Operation operation, uint32_t mask, void *operand, Place place,
     park();
 }
 
-// The running thread has come to the end of the kernel.
-[[noreturn]] static void leave() {
+// The running thread has come to the end of the kernel. Does not return, which AddressSanitizer must not know: it would look at
+// the whole stack, and at that for signals.
+__attribute__((noipa)) static void leave() {
     Thread &self = *current;
     Block &block = *self.block;
     Warp &warp = *self.warp;
@@ -174,10 +174,8 @@ void meet(Operation operation, uint32_t mask, void *operand, Place place,
     if (!next) fail_deadlocked(block);
     stop(next);
     current = next;
-    StackPointer never;
     sanitizer::leaving(nullptr, next->stack, STACK_SIZE);
-    switch_context(&never, next->stack_pointer);
-    __builtin_unreachable();
+    switch_context(&self.stack_pointer, next->stack_pointer);
 }
 
 static void thread_main() {
@@ -201,7 +199,12 @@ static bool run_threads(Block &block) {
 }
 
 void forget_block(Block &block) {
-    for (unsigned i = 0; i < block.size; ++i) sanitizer::forget_stack(block.threads[i].stack, STACK_SIZE);
+    // What lies below where a thread stopped has ended.
+    for (unsigned i = 0; i < block.size; ++i) {
+        const Thread &thread = block.threads[i];
+        auto *used = static_cast<char *>(thread.stack_pointer);
+        sanitizer::forget_stack(used, thread.stack + STACK_SIZE - used);
+    }
 }
 
 bool run_block(Block &block) {

@@ -1,6 +1,7 @@
 //! Running a launch in one order of threads, or in all, with the same result.
 
 use std::env;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
 use crate::edge::{copies, Edge};
@@ -9,26 +10,32 @@ use crate::launch::Launch;
 use crate::memory::Region;
 use crate::status::{fail, Result, INVALID_VALUE, LAUNCH_FAILED};
 
-/// Schedules of every launch: the others must give the same result as the first. In the last one,
-/// some blocks start early.
+/// Schedules of launches, which take turns: the others of a launch must give the same result as the first. In the last one, some
+/// blocks start early.
+type Turns = Vec<Vec<Schedule>>;
+
+/// Those of the next launch.
 fn schedules() -> Result<&'static [Schedule]> {
-    static SCHEDULES: OnceLock<std::result::Result<Vec<Schedule>, String>> = OnceLock::new();
+    static TURNS: OnceLock<std::result::Result<Turns, String>> = OnceLock::new();
+    static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
     let from_environment = || {
         let seed = env::var("PRETEND_CUDA_SEED").unwrap_or_else(|_| "1".into());
         let seed = seed.parse().map_err(|_| format!("PRETEND_CUDA_SEED is {seed}, not a number"))?;
         let random = Schedule::Random { seed };
         match env::var("PRETEND_CUDA_SCHEDULES").as_deref() {
-            Err(_) | Ok("forward") => Ok(vec![Schedule::Forward]),
-            Ok("reverse") => Ok(vec![Schedule::Reverse]),
-            Ok("random") => Ok(vec![random]),
-            Ok("all") => Ok(vec![Schedule::Forward, Schedule::Reverse, random]),
-            Ok(other) => {
-                Err(format!("PRETEND_CUDA_SCHEDULES is {other}; it can be forward, reverse, random, or all"))
-            }
+            Err(_) | Ok("forward") => Ok(vec![vec![Schedule::Forward]]),
+            Ok("reverse") => Ok(vec![vec![Schedule::Reverse]]),
+            Ok("random") => Ok(vec![vec![random]]),
+            Ok("two") => Ok([Schedule::Forward, Schedule::Reverse].map(|one| vec![one, random]).into()),
+            Ok("all") => Ok(vec![vec![Schedule::Forward, Schedule::Reverse, random]]),
+            Ok(other) => Err(format!(
+                "PRETEND_CUDA_SCHEDULES is {other}; it can be forward, reverse, random, two (random, and one of the others \
+                 by turns), or all"
+            )),
         }
     };
-    match SCHEDULES.get_or_init(from_environment) {
-        Ok(schedules) => Ok(schedules),
+    match TURNS.get_or_init(from_environment) {
+        Ok(turns) => Ok(&turns[LAUNCHES.fetch_add(1, Ordering::Relaxed) % turns.len()]),
         Err(message) => fail(INVALID_VALUE, message.clone()),
     }
 }

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use crate::argument::Out;
 use crate::device::{self, DEVICES};
@@ -367,6 +368,9 @@ driver! {
         let mut capturing = lock(&CAPTURING);
         capturing.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&Arc::downgrade(&stream)));
         capturing.push(Arc::downgrade(&stream));
+        drop(capturing);
+        // So that others get to run while this goes on, as they do while a GPU's driver records.
+        thread::sleep(Duration::from_millis(5));
         Ok(())
     }
 
