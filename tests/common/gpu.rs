@@ -31,9 +31,15 @@ pub fn device_with_own_stream() -> Option<Device> {
     Some(between_captures(|| Device::new_cuda_with_stream(0).unwrap()))
 }
 
-/// Whether memory is looked at, which is the same when something is computed once more.
+/// Whether memory is looked at, of which a part of what a test computes shows enough.
 pub fn is_about_memory() -> bool {
     std::env::var("PRETEND_CUDA_SCHEDULES").as_deref() == Ok("random")
+}
+
+/// Whether what is computed once more can be seen to have the same bits: not where each launch has to have them in two orders of
+/// threads, nor where memory is looked at.
+pub fn repeats() -> bool {
+    !is_about_memory() && std::env::var("PRETEND_CUDA_SCHEDULES").as_deref() != Ok("two")
 }
 
 /// Device `ordinal`, or none with a message. `CANDLE_QUANT_REQUIRE_CUDA` asks for one device: a machine may have no more.

@@ -2,7 +2,7 @@
 
 use crate::expected::{formats, random, symmetric, KINDS};
 use crate::packed::{bits, flat, reference, relative_error, tensor};
-use crate::{device, is_about_memory};
+use crate::{device, repeats};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Activation;
 use candle_quant::format::{Scale, SUPER_BLOCK};
@@ -161,7 +161,7 @@ fn check(device: &Device, block: &Block, dtype: DType, choice: &Choice, steps: b
         let most = spread * bound * rms.max(expected.abs());
         assert!(error < most, "{what}: token {token}, row {row}: {actual}, not {expected}");
     }
-    if !is_about_memory() {
+    if repeats() {
         let again = forward(&experts, device, &x, choice, steps);
         assert_eq!(bits(&y), bits(&again), "{what}: not the same twice");
     }
