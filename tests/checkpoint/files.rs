@@ -6,6 +6,7 @@ use candle_core::{DType, Device};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
 use candle_quant::{Error, Result};
 use proptest::prelude::*;
+use proptest::test_runner::{TestCaseResult, TestRunner};
 use serde_json::json;
 use std::{fs, path::Path};
 
@@ -344,41 +345,53 @@ fn open_and_load_everything(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
-
-    /// Damaged files give an error of this crate that names a file, or load.
-    #[test]
-    fn damage_is_an_error_at_most(
-        which in 0usize..4,
-        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0usize..4), 1..4),
-    ) {
-        let mut files = [
-            ("model-1.safetensors", file(&TENSORS[..2])),
-            ("model-2.safetensors", file(&TENSORS[2..])),
-            ("config.json", br#"{"quantization":{"bits":4,"group_size":64,"m":{"bits":4,"mode":"affine"}}}"#.to_vec()),
-            (INDEX, json!({"weight_map": {
-                "m.weight": "model-1.safetensors", "m.scales": "model-1.safetensors", "m.biases": "model-2.safetensors",
-                "m.bias": "model-2.safetensors", "norm.weight": "model-2.safetensors",
-            }}).to_string().into_bytes()),
-        ];
-        let bytes = &mut files[which].1;
-        for (at, value, kind) in edits {
-            let at = at.index(bytes.len().max(1));
-            match kind {
-                _ if at >= bytes.len() => bytes.push(value),
-                0 => bytes[at] = value,
-                1 => bytes[at] ^= 1 << (value % 8),
-                2 => bytes.insert(at, value),
-                _ if value < 64 => bytes.truncate(at),
-                _ => drop(bytes.remove(at)),
-            }
+/// Damaged files give an error of this crate that names a file, or load.
+#[test]
+fn damage_is_an_error_at_most() {
+    let cases = ProptestConfig { cases: 5_000, failure_persistence: None, ..ProptestConfig::default() };
+    std::thread::scope(|scope| {
+        for which in 0..4 {
+            let mut runner = TestRunner::new(cases.clone());
+            let edits = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0usize..4), 1..4);
+            scope.spawn(move || {
+                let result = runner.run(&edits, |edits| damage(which, edits));
+                result.unwrap_or_else(|error| panic!("file {which}: {error}"));
+            });
         }
-        let files: Vec<_> = files.iter().map(|(name, bytes)| (*name, bytes.as_slice())).collect();
-        let dir = folder_of(&files);
-        if let Err(error) = open_and_load_everything(dir.path()) {
-            prop_assert!(!matches!(error, Error::Candle(_) | Error::Mismatch { .. }), "unchecked before use: {error}");
-            prop_assert!(error.to_string().contains(dir.path().to_str().unwrap()), "no file named: {error}");
+    });
+}
+
+/// Edits of one of four files: where, a value, and what is done there.
+fn damage(which: usize, edits: Vec<(prop::sample::Index, u8, usize)>) -> TestCaseResult {
+    let mut files = [
+        ("model-1.safetensors", file(&TENSORS[..2])),
+        ("model-2.safetensors", file(&TENSORS[2..])),
+        ("config.json", br#"{"quantization":{"bits":4,"group_size":64,"m":{"bits":4,"mode":"affine"}}}"#.to_vec()),
+        (INDEX, json!({"weight_map": {
+            "m.weight": "model-1.safetensors", "m.scales": "model-1.safetensors", "m.biases": "model-2.safetensors",
+            "m.bias": "model-2.safetensors", "norm.weight": "model-2.safetensors",
+        }}).to_string().into_bytes()),
+    ];
+    let bytes = &mut files[which].1;
+    for (at, value, kind) in edits {
+        let at = at.index(bytes.len().max(1));
+        match kind {
+            _ if at >= bytes.len() => bytes.push(value),
+            0 => bytes[at] = value,
+            1 => bytes[at] ^= 1 << (value % 8),
+            2 => bytes.insert(at, value),
+            _ if value < 64 => bytes.truncate(at),
+            _ => drop(bytes.remove(at)),
         }
     }
+    let files: Vec<_> = files.iter().map(|(name, bytes)| (*name, bytes.as_slice())).collect();
+    let dir = folder_of(&files);
+    if let Err(error) = open_and_load_everything(dir.path()) {
+        prop_assert!(
+            !matches!(error, Error::Candle(_) | Error::Mismatch { .. }),
+            "unchecked before use: {error}"
+        );
+        prop_assert!(error.to_string().contains(dir.path().to_str().unwrap()), "no file named: {error}");
+    }
+    Ok(())
 }

@@ -36,6 +36,14 @@ pub fn is_about_memory() -> bool {
     std::env::var("PRETEND_CUDA_SCHEDULES").as_deref() == Ok("random")
 }
 
+/// Of cases that use the same memory in the same way all, or the one whose turn it is where memory is looked at.
+pub fn alike<T>(cases: &[T], turn: usize) -> &[T] {
+    match is_about_memory() {
+        true => &cases[turn % cases.len()..][..1],
+        false => cases,
+    }
+}
+
 /// Whether what is computed once more can be seen to have the same bits: not where each launch has to have them in two orders of
 /// threads, nor where memory is looked at.
 pub fn repeats() -> bool {

@@ -2,7 +2,7 @@
 
 use crate::expected::{formats, random, symmetric, KINDS};
 use crate::packed::{bits, flat, reference, relative_error, tensor};
-use crate::{device, repeats};
+use crate::{alike, device, repeats};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Activation;
 use candle_quant::format::{Scale, SUPER_BLOCK};
@@ -183,7 +183,7 @@ fn dims(format: QuantFormat, index: usize) -> [usize; 2] {
 fn every_format_step_by_step() {
     let Some(device) = device() else { return };
     for (index, format) in formats().enumerate() {
-        for (other, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
+        for &(other, dtype) in alike(&[(0, DType::F16), (1, DType::BF16)], index) {
             let [inner, hidden] = dims(format, index + other);
             let block = Block::new(format, [5, inner, hidden], 710 + index as u64);
             check(&device, &block, dtype, &Choice::new(3, 2, 5, 711), true);
@@ -196,7 +196,7 @@ fn every_format_step_by_step() {
 fn every_format_in_tiles() {
     let Some(device) = device() else { return };
     for (index, format) in formats().enumerate() {
-        for (other, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
+        for &(other, dtype) in alike(&[(0, DType::F16), (1, DType::BF16)], index) {
             let group = format.granularity();
             let [inner, hidden] =
                 if (index + other) % 2 == 0 { [group, 3 * group] } else { [3 * group, group] };
@@ -366,7 +366,7 @@ fn a_batch_of_several_launches() {
     let choice = Choice::new(1100, 4, 2, 791);
     let x = x(&[1100, 32], DType::F16, 792);
     let y = flat(&forward(&experts, &device, &x, &choice, true));
-    for token in [0, 1023, 1024, 1099] {
+    for &token in alike(&[1024, 0, 1023, 1099], 0) {
         let part = |range: std::ops::Range<usize>| {
             (choice.ids[range.clone()].to_vec(), choice.routing_weights[range].to_vec())
         };

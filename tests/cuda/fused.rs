@@ -1,9 +1,8 @@
 //! Several products in one launch: merged, gated, with a residual.
 
-use crate::device;
 use crate::expected::{random, Expected, KINDS};
-use crate::packed::flat;
-use crate::packed::{bits, tensor};
+use crate::packed::{bits, flat, tensor};
+use crate::{alike, device};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::ops::rms_norm_matmul;
 use candle_quant::{nn, nn::LayerWeight, Linear, QuantFormat, QuantTensor};
@@ -37,7 +36,7 @@ fn merged_products() {
         let layers = [(130, Some(DType::F32)), (24, None), (40, Some(DType::BF16))];
         let [q, key, v] = layers.map(|(n, bias)| Layer::new(&device, n, k, format, bias, 500 + n as u64));
         for m in [1, 2, 3, 8, 13, 16, 20] {
-            for dtype in [DType::F16, DType::BF16] {
+            for &dtype in alike(&[DType::F16, DType::BF16], m) {
                 let x = tensor(&[m, k], 501).to_dtype(dtype).unwrap();
                 let there = x.to_device(&device).unwrap();
                 let products = nn::forward_all([&q.there, &key.there, &v.there], &there).unwrap();
@@ -104,7 +103,7 @@ fn gated_products() {
             let gate = Layer::new(&device, n, k, format, bias, 530);
             let up = Layer::new(&device, n, k, format, bias, 540);
             for m in [1, 2, 4, 7, 16, 19] {
-                for dtype in [DType::F16, DType::BF16] {
+                for &dtype in alike(&[DType::F16, DType::BF16], m) {
                     let x = tensor(&[m, k], 531).affine(0.1, 0.).unwrap().to_dtype(dtype).unwrap();
                     let product = nn::swiglu(&gate.there, &up.there, &x.to_device(&device).unwrap()).unwrap();
                     let (gates, ups) = (gate.expected(&x), up.expected(&x));

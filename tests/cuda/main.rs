@@ -38,4 +38,4 @@ mod steps;
 mod tiles;
 mod views;
 
-use gpu::{device, is_about_memory, nth_device, repeats};
+use gpu::{alike, device, is_about_memory, nth_device, repeats};

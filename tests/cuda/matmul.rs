@@ -3,7 +3,7 @@
 use crate::expected::{formats, random, Expected, KINDS};
 use crate::gpu::device_with_own_stream;
 use crate::packed::{bits, flat, numbers, reference, relative_error, tensor};
-use crate::{device, repeats};
+use crate::{alike, device, repeats};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor};
@@ -43,12 +43,12 @@ fn every_format_with_every_number_of_rows() {
             _ => 11 * format.granularity().max(32),
         };
         for (index, m) in ROWS.into_iter().enumerate() {
-            for (other, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
+            for (other, dtype) in alike(&[(0, DType::F16), (1, DType::BF16)], index + seed as usize) {
                 let k = k_of(index + other + seed as usize);
                 let weight = random(&[40, k], format, [DType::F16, DType::BF16][index % 2], seed);
                 let bias = x(&[40], DType::F32, seed + 1);
                 let bias = (index % 2 == 0).then_some(&bias);
-                check(&device, &weight, &x(&[m, k], dtype, seed + 2), bias);
+                check(&device, &weight, &x(&[m, k], *dtype, seed + 2), bias);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Numbers at the edge: global scales, extreme and missing scales, infinities and NaN.
 
-use crate::device;
 use crate::expected::{random, symmetric, Expected, KINDS};
 use crate::packed::{flat, tensor};
+use crate::{alike, device};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor};
@@ -154,7 +154,7 @@ fn x_that_is_not_finite() {
             for m in [1, 2, 5, 16] {
                 let clean = tensor(&[m, 512], 231).to_dtype(dtype).unwrap();
                 let expected = Expected::new(&weight, &clean, None);
-                for bad in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+                for &bad in alike(&[f32::INFINITY, f32::NEG_INFINITY, f32::NAN], m) {
                     let mut values = flat(&clean);
                     let row = m / 2;
                     values[row * 512 + 201] = bad;

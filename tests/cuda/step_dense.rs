@@ -1,10 +1,10 @@
 //! Step plans of dense weights, as they are stored, by themselves and beside packed ones.
 
-use crate::device;
 use crate::expected::random;
 use crate::gpu::captures;
 use crate::packed::{bits, flat, relative_error, tensor};
 use crate::steps::kv_format;
+use crate::{alike, device};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Activation, LayerNorm, RmsNorm};
 use candle_quant::step::{
@@ -118,7 +118,7 @@ fn dense_weights_are_multiplied_as_they_are_stored() {
     let runs = [(DType::BF16, 1), (DType::F16, 2), (DType::F32, 3), (DType::F32, 11)];
     for (index, kind) in kinds.iter().enumerate() {
         let on_cpu = plan(kind, &Device::Cpu, DType::F32);
-        for (dtype, sequences) in runs {
+        for &(dtype, sequences) in alike(&runs, index) {
             let what = format!("kind {index}, {dtype:?}, {sequences} sequences");
             let there = plan(kind, &device, dtype);
             let [mut step, mut eager] = [(); 2].map(|()| there.on_device(sequences, dtype).unwrap());

@@ -1,9 +1,9 @@
 //! Blocks of experts in steps on a device: against the CPU's plan, which tests of its own hold against f64.
 
-use crate::device;
 use crate::expected::random;
 use crate::gpu::captures;
 use crate::packed::{bits, flat, relative_error, tensor};
+use crate::{alike, device};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, RmsNorm};
 use candle_quant::format::Scale;
@@ -206,11 +206,12 @@ fn run(step: &mut DeviceStep, ids: &[u32], device: &Device) -> Tensor {
 fn experts_of_steps_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
     let _captures = captures();
-    for (name, kind) in kinds() {
+    for (index, (name, kind)) in kinds().into_iter().enumerate() {
         let on_cpu = plan(&kind, &Device::Cpu, DType::F32);
         let dtypes = [(DType::F32, 1e-5), (DType::BF16, 2e-2), (DType::F16, 4e-3)];
         // F16 takes the kernels that BF16 takes: one kind shows that.
-        for (dtype, bound) in dtypes.into_iter().take(if name == "plain" { 3 } else { 2 }) {
+        let dtypes = &dtypes[..if name == "plain" { 3 } else { 2 }];
+        for &(dtype, bound) in alike(dtypes, index) {
             let plan = plan(&kind, &device, dtype);
             let sequences = match name {
                 "plain" if dtype == DType::BF16 => StepPlan::MOST_SEQUENCES,

@@ -3,6 +3,9 @@
 use crate::writer::{f32_tensor, open, tensor, File};
 use candle_core::{DType, Device};
 use candle_quant_models::generate::{load_tokenizer, stop_tokens};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rayon::prelude::*;
 
 const FILES: u64 = 20_000;
 
@@ -55,21 +58,16 @@ fn damaged_files_are_errors_or_other_numbers() {
     let whole = whole();
     let intact = read(&whole);
     assert!(intact.len() == 10 && intact.iter().all(|result| !result.contains("error")), "{intact:?}");
-    let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    let mut random = |below: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % below
-    };
-    let (mut refused, mut changed) = (0, 0);
-    for number in 0..FILES {
+    // How many are refused, and how many are other numbers.
+    let damage = |number: u64| {
+        let mut random = StdRng::seed_from_u64(number);
+        let mut random = |below: usize| random.random_range(0..below);
         let mut bytes = whole.clone();
         for _ in 0..=random(3) {
-            let at = random(bytes.len() as u64) as usize;
+            let at = random(bytes.len());
             match random(8) {
                 0 => bytes.truncate(at.max(8)),
-                1 => drop(bytes.splice(at..at, std::iter::repeat_n(0, random(40) as usize))),
+                1 => drop(bytes.splice(at..at, std::iter::repeat_n(0, random(40)))),
                 2 => bytes[at] ^= 1 << random(8),
                 3 => bytes[at] = 0xFF,
                 // Counts, sizes and offsets are 8 bytes with many zeros.
@@ -78,15 +76,17 @@ fn damaged_files_are_errors_or_other_numbers() {
             }
         }
         let results = read(&bytes);
-        match results.len() {
-            1 => refused += 1,
-            _ if results != intact => changed += 1,
-            _ => {}
-        }
         if number % 16 == 0 {
             assert_eq!(read(&bytes), results, "file {number}");
         }
-    }
+        match results.len() {
+            1 => [1, 0],
+            _ if results != intact => [0, 1],
+            _ => [0, 0],
+        }
+    };
+    let [refused, changed] =
+        (0..FILES).into_par_iter().map(damage).reduce(|| [0; 2], |[a, b], [c, d]| [a + c, b + d]);
     // The suite would be worth nothing if all were refused at once, or none.
     assert!(refused > FILES / 4 && changed > FILES / 50, "{refused} refused, {changed} changed of {FILES}");
 }

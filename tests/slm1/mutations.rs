@@ -2,6 +2,9 @@
 
 use crate::{fixture_bytes, open};
 use candle_core::{DType, Device};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rayon::prelude::*;
 
 const FILES: u64 = 20_000;
 
@@ -31,27 +34,20 @@ fn damaged_files_are_errors_or_other_numbers() {
     let wholes = ["f32", "q8_0", "q4_0", "q4_0_gqa_b32"].map(fixture_bytes);
     let intact = wholes.each_ref().map(|bytes| read(bytes));
     assert!(intact.iter().all(|results| results.len() >= 14), "{intact:?}");
-    let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    let mut random = |below: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % below
-    };
-    let (mut refused, mut changed) = (0, 0);
-    for number in 0..FILES {
+    // How many are refused, and how many are other numbers.
+    let damage = |number: u64| {
+        let mut random = StdRng::seed_from_u64(number);
+        let mut random = |below: usize| random.random_range(0..below);
         // The last is large, and seldom.
         let which = if number % 50 == 0 { 3 } else { number as usize % 3 };
         let mut bytes = wholes[which].clone();
         // Header, tokenizer and directory, or anywhere.
-        let front = if random(4) == 0 { bytes.len() as u64 } else { 960 };
+        let front = if random(4) == 0 { bytes.len() } else { 960 };
         for _ in 0..=random(2) {
-            let at = random(front.min(bytes.len() as u64)) as usize;
+            let at = random(front.min(bytes.len()));
             match random(8) {
                 0 if random(4) == 0 => bytes.truncate(at.max(8)),
-                1 if random(4) == 0 => {
-                    drop(bytes.splice(at..at, std::iter::repeat_n(0, random(70) as usize)))
-                }
+                1 if random(4) == 0 => drop(bytes.splice(at..at, std::iter::repeat_n(0, random(70)))),
                 2 => bytes[at] = 0xFF,
                 3 => bytes[at..].iter_mut().take(8).for_each(|byte| *byte = 0xFF),
                 4 => bytes[at] = 0,
@@ -60,15 +56,17 @@ fn damaged_files_are_errors_or_other_numbers() {
             }
         }
         let results = read(&bytes);
-        match results.len() {
-            1 => refused += 1,
-            _ if results != intact[which] => changed += 1,
-            _ => {}
-        }
         if number % 16 == 0 {
             assert_eq!(read(&bytes), results, "file {number}");
         }
-    }
+        match results.len() {
+            1 => [1, 0],
+            _ if results != intact[which] => [0, 1],
+            _ => [0, 0],
+        }
+    };
+    let [refused, changed] =
+        (0..FILES).into_par_iter().map(damage).reduce(|| [0; 2], |[a, b], [c, d]| [a + c, b + d]);
     // The suite would be worth nothing if all were refused at once, or none.
     assert!(refused > FILES / 4 && changed > FILES / 50, "{refused} refused, {changed} changed of {FILES}");
 }
