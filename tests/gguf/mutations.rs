@@ -76,7 +76,7 @@ fn damaged_files_are_errors_or_other_numbers() {
             }
         }
         let results = read(&bytes);
-        if number % 16 == 0 {
+        if number.is_multiple_of(16) {
             assert_eq!(read(&bytes), results, "file {number}");
         }
         match results.len() {

@@ -39,7 +39,7 @@ fn damaged_files_are_errors_or_other_numbers() {
         let mut random = StdRng::seed_from_u64(number);
         let mut random = |below: usize| random.random_range(0..below);
         // The last is large, and seldom.
-        let which = if number % 50 == 0 { 3 } else { number as usize % 3 };
+        let which = if number.is_multiple_of(50) { 3 } else { number as usize % 3 };
         let mut bytes = wholes[which].clone();
         // Header, tokenizer and directory, or anywhere.
         let front = if random(4) == 0 { bytes.len() } else { 960 };
@@ -56,7 +56,7 @@ fn damaged_files_are_errors_or_other_numbers() {
             }
         }
         let results = read(&bytes);
-        if number % 16 == 0 {
+        if number.is_multiple_of(16) {
             assert_eq!(read(&bytes), results, "file {number}");
         }
         match results.len() {
