@@ -187,7 +187,7 @@ sample=''
 if [ $# = 0 ]; then
   set -- testing/mutants/*.patch
 elif [ "$1" = --sample ]; then
-  sample=yes PRETEND_CUDA_SCHEDULES=two # as test-cuda.sh has it
+  sample=yes
   # shellcheck disable=SC2046 # several names, without blanks
   set -- $(grep -l '^Sample: yes' testing/mutants/*.patch)
 else
