@@ -11,13 +11,6 @@ pub(super) const THREADS: u32 = CQ_THREADS;
 /// The most rows of x that are not multiplied in tiles, whose columns come in sixteens.
 const MOST_FEW_ROWS: usize = 8;
 
-/// What a card has for a block, of a kernel with room for another one beside it and of one without.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SharedBytes {
-    pub(super) of_two: usize,
-    pub(super) of_one: usize,
-}
-
 /// Rows of x for which the fp32 kernel, which reads a weight again for each 8 of them, is used where the tile kernels are not.
 /// Computed, not measured.
 const MOST_SIMT_ROWS: usize = 64;
@@ -157,6 +150,13 @@ pub(super) fn most_tiles(pairs: usize, experts: usize, pairs_of_tile: usize) -> 
 
 /// Shared memory of a block on any card, without asking for more.
 pub(super) const ALWAYS_SHARED_BYTES: usize = 48 << 10;
+
+/// What a card has for a block, of a kernel with room for another one beside it and of one without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SharedBytes {
+    pub(super) of_two: usize,
+    pub(super) of_one: usize,
+}
 
 /// The most shared memory that launches plan with for a block: half of a multiprocessor's, so that the kernel that
 /// comes next has room beside this one. A card gives a block `of_block` bytes at most, a multiprocessor has

@@ -1,4 +1,4 @@
-//! Running a launch in one order of threads, or in all, with the same result.
+//! Running a launch in one order of threads, or in several, with the same result.
 
 use std::env;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use crate::status::{fail, Result, INVALID_VALUE, LAUNCH_FAILED};
 type Turns = Vec<Vec<Schedule>>;
 
 /// Those of the next launch.
-fn schedules() -> Result<&'static [Schedule]> {
+fn schedules_in_turn() -> Result<&'static [Schedule]> {
     static TURNS: OnceLock<std::result::Result<Turns, String>> = OnceLock::new();
     static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
     let from_environment = || {
@@ -44,7 +44,7 @@ fn schedules() -> Result<&'static [Schedule]> {
 pub fn run(launch: &Launch, touched: &[Region], edge: &mut Edge) -> Result<()> {
     let before = copies(touched);
     // Candle's own kernels are not what is tested, and many.
-    let schedules = if launch.is_of_candle() { &[Schedule::Forward] } else { schedules()? };
+    let schedules = if launch.is_of_candle() { &[Schedule::Forward] } else { schedules_in_turn()? };
     let result = run_in(schedules, launch, touched, &before, edge);
     edge.cut();
     result?;

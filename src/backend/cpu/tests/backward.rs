@@ -101,7 +101,7 @@ fn gradients_have_the_same_bits_on_any_number_of_threads() {
                     let error = relative_error(got[row * k..][..k].iter().map(|x| f64::from(*x)), want);
                     assert!(error <= 1e-6, "{} {format} row {row} of {m}: {error:e}", isa.name());
                 }
-                // Blocks of long texts are shared among any number of threads in the same way.
+                // Long texts take long: of those, one other number of threads.
                 for pool in pools.iter().filter(|pool| m < 100 || pool.current_num_threads() == 3) {
                     let again = pool.install(|| backward_with(isa, &weight.view(), &dy));
                     assert_same_bits((isa.name(), format, m, pool.current_num_threads()), &again, &got);
