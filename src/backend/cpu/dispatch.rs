@@ -29,9 +29,11 @@ use super::bf16::gemm_amx::Bf16Amx;
 use super::f32;
 #[cfg(target_arch = "x86_64")]
 use super::f32::fp8_gemv::Fp8Gemv;
-use super::fast_kernel::{matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedX, RowKernel};
+use super::fast_kernel::{matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel};
 #[cfg(target_arch = "x86_64")]
-use super::int8::{gemm_amx::Int8Amx, gemm_vnni::Int8Gemm, gemv_vnni::Int8Gemv};
+use super::int8::{gemm::Int8Gemm, gemv_vnni::Int8Gemv};
+#[cfg(target_arch = "x86_64")]
+use super::isa::{amx_tile::Amx, avx512::Avx512Vnni};
 use super::isa::InstructionSet;
 use super::matrix::PackedMatrix;
 use super::tasks::{self, Threads};
@@ -50,15 +52,15 @@ pub(super) enum Algorithm {
     Int8Gemv(Int8Gemv),
     /// The same for a few rows of x, and for many.
     #[cfg(target_arch = "x86_64")]
-    Int8Few(Int8Gemm),
+    Int8Few(Int8Gemm<Avx512Vnni>),
     #[cfg(target_arch = "x86_64")]
-    Int8Many(Int8Gemm),
+    Int8Many(Int8Gemm<Avx512Vnni>),
     /// E4M3 elements in f32, in fewer AVX-512 instructions.
     #[cfg(target_arch = "x86_64")]
     Fp8Gemv(Fp8Gemv),
     /// Integer codes times fixed-point activations, on AMX.
     #[cfg(target_arch = "x86_64")]
-    Int8Amx(Int8Amx),
+    Int8Amx(Int8Gemm<Amx>),
     /// bf16 weights times activations split into three bf16, on AMX.
     #[cfg(target_arch = "x86_64")]
     Bf16Amx(Bf16Amx),
@@ -163,8 +165,12 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
                 Algorithm::Int8Gemv(Int8Gemv::new(isa.vnni)),
                 Algorithm::Fp8Gemv(Fp8Gemv::new(isa.vnni.avx512)),
             ],
+            // Groups of sixteen fill a quarter of a tile.
+            RowsOfX::Few | RowsOfX::Many if format.group_size() < 32 => {
+                &[Algorithm::Bf16Amx(Bf16Amx::new(*isa)), Algorithm::Int8Many(Int8Gemm::new(isa.vnni))]
+            }
             RowsOfX::Few | RowsOfX::Many => {
-                &[Algorithm::Int8Amx(Int8Amx::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
+                &[Algorithm::Int8Amx(Int8Gemm::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
             }
         },
     };
@@ -186,11 +192,75 @@ pub(super) fn matmul<T: Real>(
     let digits = Digits::of::<T>(precision);
     match run(choose(isa, m, matrix.format, digits), isa, matrix, x, bias, digits) {
         Ok(output) => output,
-        Err(NotRepresentable) => match RowsOfX::of(m) {
-            RowsOfX::One | RowsOfX::Few => f32_gemv(isa, matrix, x, bias),
-            RowsOfX::Many => f32::gemm::matmul(f32::kernels(isa), matrix, x, bias),
-        },
+        Err(NotRepresentable) => in_f32(isa, matrix, x, bias),
     }
+}
+
+/// `x * weight^T + bias` without a fast kernel.
+fn in_f32<T: Real>(isa: &InstructionSet, matrix: &PackedMatrix, x: &[T], bias: Option<&[f32]>) -> Vec<T> {
+    match RowsOfX::of(x.len() / matrix.k) {
+        RowsOfX::One | RowsOfX::Few => f32_gemv(isa, matrix, x, bias),
+        RowsOfX::Many => f32::gemm::matmul(f32::kernels(isa), matrix, x, bias),
+    }
+}
+
+/// Rows of x that several weights multiply, one after the other: prepared once for each format of theirs.
+pub(super) struct Shared<'a> {
+    isa: &'a InstructionSet,
+    x: &'a [f32],
+    k: usize,
+    digits: Digits,
+    /// None where x cannot be represented.
+    prepared: Vec<(QuantFormat, Option<Box<dyn PreparedMany>>)>,
+}
+
+impl<'a> Shared<'a> {
+    /// Rows of `k` numbers.
+    pub(super) fn new(isa: &'a InstructionSet, k: usize, x: &'a [f32], precision: ActivationPrecision) -> Self {
+        Self { isa, x, k, digits: Digits::of::<f32>(precision), prepared: Vec::new() }
+    }
+
+    /// `x * weight^T + bias`, `[M, N]`, in place of what `out` has.
+    ///
+    /// # Panics
+    /// If the weight has another K.
+    pub(super) fn matmul(&mut self, matrix: &PackedMatrix, bias: Option<&[f32]>, out: &mut Vec<f32>) {
+        assert_eq!(matrix.k, self.k, "x is for another weight");
+        let m = self.x.len() / self.k.max(1);
+        if m == 0 {
+            return out.clear();
+        }
+        let algorithm = choose(self.isa, m, matrix.format, self.digits);
+        let Runner::Whole(kernel) = algorithm.runner() else {
+            let ran = run(algorithm, self.isa, matrix, self.x, bias, self.digits);
+            *out = ran.unwrap_or_else(|NotRepresentable| in_f32(self.isa, matrix, self.x, bias));
+            return;
+        };
+        let known = self.prepared.iter().position(|(format, _)| *format == matrix.format);
+        let index = known.unwrap_or_else(|| {
+            let prepared = kernel.prepare(matrix.format, self.k, self.x, self.digits);
+            self.prepared.push((matrix.format, prepared.ok()));
+            self.prepared.len() - 1
+        });
+        let prepared = self.prepared.get(index).and_then(|(_, prepared)| prepared.as_ref());
+        // All of it is written.
+        out.resize(m * matrix.rows, 0.);
+        match prepared.map(|prepared| prepared.matmul(matrix, out)) {
+            Some(Ok(())) => add_bias(bias, out),
+            Some(Err(NotRepresentable)) | None => *out = in_f32(self.isa, matrix, self.x, bias),
+        }
+    }
+}
+
+/// Adds the bias to each row of an output.
+fn add_bias(bias: Option<&[f32]>, output: &mut [f32]) {
+    let Some(bias) = bias.filter(|bias| !bias.is_empty()) else { return };
+    const ROWS_AT_ONCE: usize = 16;
+    tasks::for_each(output.chunks_mut(ROWS_AT_ONCE * bias.len()), |_, rows| {
+        for row in rows.chunks_exact_mut(bias.len()) {
+            row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+        }
+    });
 }
 
 /// `x * weight^T + bias` with this algorithm.
@@ -213,10 +283,10 @@ pub(super) fn run<T: Real>(
             Ok(matmul_by_rows(&*prepared, matrix, bias))
         }
         Runner::Whole(kernel) => {
-            let mut output = kernel.matmul(matrix, &widened(x), digits)?;
-            for output in output.chunks_exact_mut(matrix.rows) {
-                output.iter_mut().zip(bias.unwrap_or_default()).for_each(|(y, bias)| *y += bias);
-            }
+            let mut output = vec![0.; x.len() / matrix.k * matrix.rows];
+            let prepared = kernel.prepare(matrix.format, matrix.k, &widened(x), digits)?;
+            prepared.matmul(matrix, &mut output)?;
+            add_bias(bias, &mut output);
             Ok(T::round_all(output))
         }
     }

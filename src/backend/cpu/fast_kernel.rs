@@ -42,17 +42,37 @@ impl Digits {
     }
 }
 
-/// A kernel for a whole output.
+/// A kernel for whole outputs, in two steps: it prepares x once, for every weight that x meets, and then multiplies such
+/// weights, both by all threads.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) trait FastKernel {
     /// Whether the kernel computes with weights of this format.
     fn supports(&self, format: QuantFormat) -> bool;
 
-    /// `x * weight^T`, `[M, N]`, for `x` `[M, K]` and a weight of a supported format.
+    /// Prepares `x`, rows of `k` numbers, for weights of a supported format.
     ///
     /// # Errors
-    /// If the kernel cannot represent the activations or scales.
-    fn matmul(&self, matrix: &PackedMatrix, x: &[f32], digits: Digits) -> Result<Vec<f32>, NotRepresentable>;
+    /// If the kernel cannot represent the activations.
+    fn prepare(
+        &self,
+        format: QuantFormat,
+        k: usize,
+        x: &[f32],
+        digits: Digits,
+    ) -> Result<Box<dyn PreparedMany>, NotRepresentable>;
+}
+
+/// Rows of x, prepared for any weight of one format and one K.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) trait PreparedMany: Send + Sync {
+    /// Writes `x * weight^T`, `[M, N]`.
+    ///
+    /// # Errors
+    /// If the kernel cannot represent the scales.
+    ///
+    /// # Panics
+    /// If `out` has another length.
+    fn matmul(&self, matrix: &PackedMatrix, out: &mut [f32]) -> Result<(), NotRepresentable>;
 }
 
 /// A kernel for a few rows of x, in two steps: it prepares x once, for every weight that x meets, and then multiplies any

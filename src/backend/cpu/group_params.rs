@@ -36,13 +36,6 @@ impl GroupParams {
         (of_row(&self.scales), of_row(&self.biases))
     }
 
-    /// The first row's scales and biases.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(super) fn pointers(&self) -> (*const f32, *const f32) {
-        (self.scales.as_ptr(), self.biases.as_ptr())
-    }
-
     /// Moves `center` from the codes into the biases: `q * s + b = (q - center) * s + (b + center * s)`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]

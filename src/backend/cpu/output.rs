@@ -27,6 +27,17 @@ pub(super) fn in_parts<T: Real>(
     task: impl Fn(Part<'_, T>) + Send + Sync,
 ) -> Vec<T> {
     let mut output = vec![T::from_f32(0.0); m * n];
+    in_parts_of(&mut output, n, (part_m, part_n), task);
+    output
+}
+
+/// The same in memory that there is.
+pub(super) fn in_parts_of<T: Real>(
+    output: &mut [T],
+    n: usize,
+    (part_m, part_n): (usize, usize),
+    task: impl Fn(Part<'_, T>) + Send + Sync,
+) {
     let mut parts = Vec::new();
     for (band, output) in output.chunks_mut(part_m * n).enumerate() {
         let first_part = parts.len();
@@ -38,7 +49,6 @@ pub(super) fn in_parts<T: Real>(
         }
     }
     tasks::for_each(parts, |_, part| task(part));
-    output
 }
 
 /// Rounds the sums of row `index` of x, with the bias added. `sums` are `[slots, m]`.

@@ -4,7 +4,7 @@
 //! and two of columns share their loads. Sums along K stay in tiles for a *chunk*, and are added in vectors while the next
 //! chunk is multiplied: vectors that read what a tile has just written wait long.
 
-use super::super::fast_kernel::{Digits, FastKernel, NotRepresentable};
+use super::super::fast_kernel::{Digits, FastKernel, NotRepresentable, PreparedMany};
 use super::super::isa::amx_tile::{self, Amx, Line, Tiles, ROWS};
 use super::super::matrix::PackedMatrix;
 use super::super::output::OutputPtr;
@@ -50,35 +50,6 @@ impl Bf16Amx {
     pub(in super::super) fn new(isa: Amx) -> Self {
         Self { isa }
     }
-
-    fn matmul_as<W: Weights + Send + Sync>(
-        &self,
-        weights: W,
-        matrix: &PackedMatrix,
-        x: &[f32],
-    ) -> Result<Vec<f32>, NotRepresentable> {
-        let isa = self.isa;
-        let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
-        let mut out = vec![0f32; m * n];
-        for (x, out) in x.chunks(M_PER_PASS * k).zip(out.chunks_mut(M_PER_PASS * n)) {
-            let split = SplitActivations::new(isa.vnni.avx512, k, x, CHUNK_STEPS)?;
-            let rows = rows_of_task(n, x.len() / k);
-            let output = OutputPtr { first: out.as_mut_ptr(), stride: n };
-            let all_done = AtomicBool::new(true);
-            tasks::for_each(0..n.div_ceil(rows), |_, task| {
-                let rows = task * rows..((task + 1) * rows).min(n);
-                // SAFETY: `isa` proves the features. `split` was made with K. `output` is a buffer of all rows of x, which is
-                // not used otherwise meanwhile, and tasks have different rows of the weight.
-                if unsafe { multiply_rows(isa, weights, matrix, &split, rows, output) }.is_err() {
-                    all_done.store(false, Ordering::Relaxed);
-                }
-            });
-            if !all_done.into_inner() {
-                return Err(NotRepresentable);
-            }
-        }
-        Ok(out)
-    }
 }
 
 impl FastKernel for Bf16Amx {
@@ -86,19 +57,64 @@ impl FastKernel for Bf16Amx {
         format == Nvfp4::FORMAT || format == Mxfp8::FORMAT
     }
 
-    fn matmul(
+    fn prepare(
         &self,
-        matrix: &PackedMatrix,
+        _format: QuantFormat,
+        k: usize,
         x: &[f32],
         _digits: Digits,
-    ) -> Result<Vec<f32>, NotRepresentable> {
+    ) -> Result<Box<dyn PreparedMany>, NotRepresentable> {
+        let split = |x: &[f32]| SplitActivations::new(self.isa.vnni.avx512, k, x, CHUNK_STEPS);
+        let passes = x.chunks(M_PER_PASS * k).map(split).collect::<Result<_, _>>()?;
+        Ok(Box::new(Prepared { isa: self.isa, m: x.len() / k, passes }))
+    }
+}
+
+/// Rows of x, those of each pass over the weights by themselves.
+struct Prepared {
+    isa: Amx,
+    m: usize,
+    passes: Vec<SplitActivations>,
+}
+
+impl PreparedMany for Prepared {
+    fn matmul(&self, matrix: &PackedMatrix, out: &mut [f32]) -> Result<(), NotRepresentable> {
         if matrix.format == Nvfp4::FORMAT {
-            self.matmul_as(Nvfp4::new(), matrix, x)
+            self.matmul_as(Nvfp4::new(), matrix, out)
         } else if matrix.format == Mxfp8::FORMAT {
-            self.matmul_as(Mxfp8, matrix, x)
+            self.matmul_as(Mxfp8, matrix, out)
         } else {
             Err(NotRepresentable)
         }
+    }
+}
+
+impl Prepared {
+    fn matmul_as<W: Weights + Send + Sync>(
+        &self,
+        weights: W,
+        matrix: &PackedMatrix,
+        out: &mut [f32],
+    ) -> Result<(), NotRepresentable> {
+        let (isa, n) = (self.isa, matrix.rows);
+        assert_eq!(out.len(), self.m * n, "an output has M * N numbers");
+        for (split, out) in self.passes.iter().zip(out.chunks_mut(M_PER_PASS * n)) {
+            let rows = rows_of_task(n, split.units.len());
+            let output = OutputPtr { first: out.as_mut_ptr(), stride: n };
+            let all_done = AtomicBool::new(true);
+            tasks::for_each(0..n.div_ceil(rows), |_, task| {
+                let rows = task * rows..((task + 1) * rows).min(n);
+                // SAFETY: `isa` proves the features. `split` was made with K. `output` is a buffer of all rows of x, which is
+                // not used otherwise meanwhile, and tasks have different rows of the weight.
+                if unsafe { multiply_rows(isa, weights, matrix, split, rows, output) }.is_err() {
+                    all_done.store(false, Ordering::Relaxed);
+                }
+            });
+            if !all_done.into_inner() {
+                return Err(NotRepresentable);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -139,7 +155,7 @@ unsafe fn multiply_rows<W: Weights>(
     // SAFETY: a task has one `Tiles` at a time, and calls nothing that makes another. The buffers have room for the chunk and
     // the sums of all blocks; `output` is valid for the slots of the rows, as the caller vouches.
     unsafe {
-        let tiles = Tiles::configure(isa, 64);
+        let tiles = Tiles::configure(isa, ROWS, 64);
         for chunk in split.chunks() {
             for (block, left) in blocks.iter().zip(left.chunks_exact_mut(CHUNK_LINES)) {
                 block.unpack(weights, chunk.0, chunk.1, left.as_mut_ptr());

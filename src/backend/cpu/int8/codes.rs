@@ -1,4 +1,4 @@
-//! The codes of a format as integers, for the VNNI kernel.
+//! The codes of a format as integers, for kernels that multiply integers.
 
 use crate::format::{Bits, Element, IqTable, Scale, ZeroPoint};
 use crate::QuantFormat;
@@ -47,11 +47,6 @@ fn integer_bits(format: QuantFormat) -> Option<Bits> {
         Scale::E8m0 | Scale::E4m3 => false,
     };
     format.element().uint().filter(|_| has_zero_point && scales_are_read)
-}
-
-/// Those of them whose groups fill the tiles of AMX.
-pub(super) fn integer_bits_of_tiles(format: QuantFormat) -> Option<Bits> {
-    integer_bits(format).filter(|_| QuantFormat::AFFINE_GROUP_SIZES.contains(&format.group_size()))
 }
 
 impl IntegerCodes {

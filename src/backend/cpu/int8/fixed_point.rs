@@ -200,12 +200,6 @@ fn unit_of(group: &[f32], limbs: usize) -> Option<f32> {
     largest.is_finite().then(|| unit_of_limbs(largest, limbs))
 }
 
-/// The smallest power of two with which three signed limbs of eight bits express numbers of up to this magnitude.
-#[inline(always)]
-pub(super) fn unit_for(largest: f32) -> f32 {
-    power_of_two_for(largest, 0x7F_7F7F as f32, 22)
-}
-
 /// The unit with which so many signed limbs of eight bits express numbers of up to this magnitude. For two it is a power
 /// of two, so that numbers of few bits, as bf16 has them, stay what they are; else it is as small as it can be.
 #[inline(always)]

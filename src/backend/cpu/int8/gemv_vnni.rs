@@ -21,15 +21,17 @@ use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
 use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Pass, LANES, ROWS};
+use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{FixedPoint, LIMB_BITS};
-use super::outliers::Outliers;
+use super::outliers::{Found, Outliers};
 use super::unpack_vnni::{
     splits_sum, unpack_vector, AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4,
 };
 use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
+use std::borrow::Cow;
 use std::ptr;
 
 /// How many bytes ahead of the codes that are multiplied others are fetched at least.
@@ -61,10 +63,16 @@ impl RowKernel for Int8Gemv {
     ) -> Result<Box<dyn PreparedX>, NotRepresentable> {
         let codes = IntegerCodes::of(format).ok_or(NotRepresentable)?;
         let (isa, group_size) = (self.isa.avx512, format.group_size());
-        let (x, outliers) = Outliers::split(isa, (x, k), group_size, digits)?;
+        let found = Found::new(isa, (x, k), group_size, digits, Threads::This)?;
+        let mut x = Cow::Borrowed(x);
+        if !found.is_empty() {
+            for (row, x) in x.to_mut().chunks_exact_mut(k).enumerate() {
+                found.of_row(row).take_out(0, x);
+            }
+        }
         let fixed = |x| FixedPoint::new(isa, &codes, group_size, x, digits.count);
         let rows = x.chunks_exact(k).map(fixed).collect::<Result<_, _>>()?;
-        Ok(Box::new(Prepared { isa: self.isa, codes, rows, outliers }))
+        Ok(Box::new(Prepared { isa: self.isa, codes, rows, outliers: found.by_columns() }))
     }
 }
 

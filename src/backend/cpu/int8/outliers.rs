@@ -11,8 +11,8 @@
 use super::super::fast_kernel::{Digits, NotRepresentable};
 use super::super::isa::avx512::Avx512;
 use super::super::matrix::PackedMatrix;
+use super::super::tasks::{self, Threads};
 use std::arch::x86_64::*;
-use std::borrow::Cow;
 use std::ops::Range;
 
 /// How many times as large as what is typical a number may be. Three digits round by at most 2^-24 of the largest number of
@@ -27,6 +27,9 @@ const LIMIT: f32 = (1u128 << 96) as f32;
 /// The least of what is largest in a group, unless all is zero: their units are normal numbers, whose inverses are, too.
 const LEAST: f32 = 1. / (1u128 << 100) as f32;
 
+/// Rows that a thread looks through at a time.
+const ROWS_AT_ONCE: usize = 16;
+
 /// A number, its row of x and its column.
 #[derive(Clone, Copy, Debug)]
 struct Outlier {
@@ -35,53 +38,99 @@ struct Outlier {
     x: f32,
 }
 
+/// Outliers by rows of x, and by columns in each.
+pub(super) struct Found(Vec<Outlier>);
+
+impl Found {
+    /// Those of `k` numbers in each of some rows.
+    ///
+    /// # Errors
+    /// If there is a number that is no fixed-point number, or if there are so many outliers that f32 takes less time.
+    pub(super) fn new(
+        _isa: Avx512,
+        (x, k): (&[f32], usize),
+        group_size: usize,
+        digits: Digits,
+        threads: Threads,
+    ) -> Result<Self, NotRepresentable> {
+        let find = |first_row: usize, x: &[f32]| {
+            let mut found = Vec::new();
+            for (m, row) in (first_row..).zip(x.chunks_exact(k)) {
+                for (group, numbers) in row.chunks_exact(group_size).enumerate() {
+                    // SAFETY: `_isa` proves that the CPU has the features of the function.
+                    let limit = unsafe { limit(numbers) }.ok_or(NotRepresentable)?;
+                    if let Some(limit) = limit {
+                        let all = (group * group_size..).zip(numbers).filter(|(_, x)| x.abs() > limit);
+                        found.extend(all.map(|(k, x)| Outlier { k: k as u32, m: m as u32, x: *x }));
+                    }
+                }
+            }
+            Ok(found)
+        };
+        let all = match threads {
+            Threads::This => find(0, x)?,
+            Threads::All => {
+                let mut parts: Vec<Result<Vec<Outlier>, NotRepresentable>> = Vec::new();
+                let parts_of_x = x.chunks(ROWS_AT_ONCE * k.max(1));
+                parts.resize_with(parts_of_x.len(), || Ok(Vec::new()));
+                tasks::for_each(parts.iter_mut().zip(parts_of_x), |part, (found, x)| {
+                    *found = find(part * ROWS_AT_ONCE, x);
+                });
+                parts.into_iter().collect::<Result<Vec<_>, _>>()?.concat()
+            }
+        };
+        // The time of one is that of a few dozen other numbers, more or less.
+        match all.len() > x.len() / k.max(1) * (16 + k / 256) {
+            true if digits.strict => Err(NotRepresentable),
+            true => Ok(Self(Vec::new())),
+            false => Ok(Self(all)),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those of a row.
+    pub(super) fn of_row(&self, row: usize) -> OfRow<'_> {
+        let start = self.0.partition_point(|outlier| (outlier.m as usize) < row);
+        let rest = self.0.get(start..).unwrap_or_default();
+        let end = rest.partition_point(|outlier| outlier.m as usize == row);
+        OfRow(rest.get(..end).unwrap_or_default())
+    }
+
+    pub(super) fn by_columns(mut self) -> Outliers {
+        self.0.sort_by_key(|outlier| (outlier.k, outlier.m));
+        Outliers(self.0)
+    }
+}
+
+/// Outliers of a row, by columns.
+#[derive(Clone, Copy)]
+pub(super) struct OfRow<'a>(&'a [Outlier]);
+
+impl OfRow<'_> {
+    /// Whether there are any below a column.
+    #[inline(always)]
+    pub(super) fn any_below(&self, k: usize) -> bool {
+        self.0.first().is_some_and(|outlier| (outlier.k as usize) < k)
+    }
+
+    /// Makes those zero that lie among the numbers from column `first` on, and goes on behind these.
+    pub(super) fn take_out(&mut self, first: usize, numbers: &mut [f32]) {
+        while let Some((outlier, rest)) = self.0.split_first() {
+            let Some(x) = (outlier.k as usize).checked_sub(first).and_then(|at| numbers.get_mut(at)) else { return };
+            *x = 0.;
+            self.0 = rest;
+        }
+    }
+}
+
 /// What was taken out of rows of x, by columns.
 #[derive(Default)]
 pub(super) struct Outliers(Vec<Outlier>);
 
 impl Outliers {
-    /// Splits rows of `k` numbers: outliers, and rows that have zeros instead.
-    ///
-    /// # Errors
-    /// If there is a number that is no fixed-point number, or if there are so many outliers that f32 takes less time.
-    pub(super) fn split<'a>(
-        _isa: Avx512,
-        (x, k): (&'a [f32], usize),
-        group_size: usize,
-        digits: Digits,
-    ) -> Result<(Cow<'a, [f32]>, Self), NotRepresentable> {
-        let mut found = Vec::new();
-        for (m, row) in x.chunks_exact(k).enumerate() {
-            for (group, numbers) in row.chunks_exact(group_size).enumerate() {
-                // SAFETY: `_isa` proves that the CPU has the features of the function.
-                let limit = unsafe { limit(numbers) }.ok_or(NotRepresentable)?;
-                if let Some(limit) = limit {
-                    let all = (group * group_size..).zip(numbers).filter(|(_, x)| x.abs() > limit);
-                    found.extend(all.map(|(k, x)| Outlier { k: k as u32, m: m as u32, x: *x }));
-                }
-            }
-        }
-        // The time of one is that of a few dozen other numbers, more or less.
-        if found.len() > x.len() / k.max(1) * (16 + k / 256) {
-            return if digits.strict {
-                Err(NotRepresentable)
-            } else {
-                Ok((Cow::Borrowed(x), Self::default()))
-            };
-        }
-        let mut x = Cow::Borrowed(x);
-        if !found.is_empty() {
-            let rest = x.to_mut();
-            for outlier in &found {
-                if let Some(x) = rest.get_mut(outlier.m as usize * k + outlier.k as usize) {
-                    *x = 0.;
-                }
-            }
-        }
-        found.sort_by_key(|outlier| (outlier.k, outlier.m));
-        Ok((x, Self(found)))
-    }
-
     /// Calls `add`, for outliers of some rows of x, with the row, the number, and the column of weights that it meets in
     /// `rows` rows from `first_row` on.
     ///

@@ -1,5 +1,4 @@
-//! Rows of x as fixed-point numbers, for weights in panels: a few rows to a *tile*, the digits that meet a vector of the
-//! panel beside each other.
+//! Rows of x as fixed-point numbers, for weights in panels: a few rows to a *tile*.
 
 use super::super::aligned::Aligned;
 use super::super::fast_kernel::{Digits, NotRepresentable};
@@ -7,7 +6,7 @@ use super::super::isa::avx512::Avx512Vnni;
 use super::super::tasks::{self, Threads};
 use super::codes::IntegerCodes;
 use super::fixed_point::unit_of_limbs;
-use super::outliers::Outliers;
+use super::outliers::{Found, Outliers};
 use super::weight_panels::element;
 use std::arch::x86_64::*;
 
@@ -16,6 +15,21 @@ const LARGEST: [usize; 3] = [16, 12, 8];
 
 /// The rows that tiles may have, ascending.
 const SIZES: [usize; 6] = [1, 2, 4, 8, 12, 16];
+
+/// How the digits of a tile lie: words of four, for the four elements of a panel's vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Layout {
+    /// `[vector][row][digit]`: what meets a vector of the panel lies together.
+    Words,
+    /// `[block][digit][row][vector of the block]`: blocks of [`WORDS_OF_BLOCK`] vectors are rows of matrix tiles.
+    Rows,
+}
+
+/// Words of a row in a block.
+pub(super) const WORDS_OF_BLOCK: usize = 16;
+
+/// The most rows of a tile of [`Layout::Rows`].
+const ROWS: usize = 16;
 
 /// Rows of x.
 pub(super) struct XTiles {
@@ -27,14 +41,14 @@ pub(super) struct XTiles {
 }
 
 /// Up to sixteen rows of x, with rows of zeros behind the last.
-pub(super) struct Tile {
+pub(in super::super) struct Tile {
     pub(super) first: usize,
     /// Rows that there are, and those that are multiplied.
     pub(super) rows: usize,
     pub(super) size: usize,
-    /// `[vector][row][digit]`, the highest digit first: four digits, for the four elements of a vector.
+    /// See [`Layout`]; the highest digit first.
     pub(super) words: Aligned<i32>,
-    /// `[group][row][digit]`: `-center *` the sum of the digits. Sums of products begin with them.
+    /// `[group][row][digit]`: `-center *` the sum of the digits. Sums of products begin with them in [`Layout::Words`].
     pub(super) offsets: Aligned<i32>,
     /// `[group][row]`: numbers are multiples of it.
     pub(super) units: Aligned<f32>,
@@ -42,8 +56,11 @@ pub(super) struct Tile {
     pub(super) sums: Aligned<f32>,
 }
 
-/// A group, up to 128 numbers, in digits: `[digit, highest first]`, bytes in the order of panels.
-type Bytes = [[u8; 128]; 3];
+/// Numbers of the largest group.
+const LARGEST_GROUP: usize = 128;
+
+/// A group in digits: `[digit, highest first]`, bytes in the order of panels.
+type Bytes = [[u8; LARGEST_GROUP]; 3];
 
 impl XTiles {
     /// # Errors
@@ -51,23 +68,31 @@ impl XTiles {
     pub(super) fn new(
         isa: Avx512Vnni,
         (codes, bits): (&IntegerCodes, usize),
-        group_size: usize,
+        (group_size, layout): (usize, Layout),
         (x, k): (&[f32], usize),
         digits: Digits,
         threads: Threads,
     ) -> Result<Self, NotRepresentable> {
-        let (x, outliers) = Outliers::split(isa.avx512, (x, k), group_size, digits)?;
+        let found = Found::new(isa.avx512, (x, k), group_size, digits, threads)?;
         let (m, digits) = (x.len() / k, digits.count);
-        let largest = LARGEST.get(digits - 1).copied().unwrap_or(1);
+        let largest = match layout {
+            Layout::Words => LARGEST.get(digits - 1).copied().unwrap_or(1),
+            Layout::Rows => m.min(ROWS),
+        };
         let tile = |first: usize| {
             let rows = (m - first).min(largest);
-            let size = SIZES.into_iter().find(|size| *size >= rows).unwrap_or(largest);
+            let (size, words) = match layout {
+                Layout::Words => {
+                    (SIZES.into_iter().find(|size| *size >= rows).unwrap_or(largest), k / 4)
+                }
+                Layout::Rows => (largest, (k / 4).next_multiple_of(WORDS_OF_BLOCK)),
+            };
             let groups = k / group_size;
             Tile {
                 first,
                 rows,
                 size,
-                words: Aligned::new(k / 4 * size * digits),
+                words: Aligned::new(words * size * digits),
                 offsets: Aligned::new(groups * size * digits),
                 units: Aligned::new(groups * size),
                 sums: Aligned::new(groups * size),
@@ -78,13 +103,21 @@ impl XTiles {
         let fill = |_: usize, tile: &mut Tile| {
             let rows = x.chunks_exact(k).skip(tile.first).take(tile.rows);
             for (row, x) in rows.enumerate() {
-                for (group, x) in x.chunks_exact(group_size).enumerate() {
+                let mut outliers = found.of_row(tile.first + row);
+                for (group, mut x) in x.chunks_exact(group_size).enumerate() {
+                    let mut rest = [0f32; LARGEST_GROUP];
+                    if outliers.any_below((group + 1) * group_size) {
+                        let rest = &mut rest[..group_size];
+                        rest.copy_from_slice(x);
+                        outliers.take_out(group * group_size, rest);
+                        x = rest;
+                    }
                     // SAFETY: `isa` proves that the CPU has the features of the functions.
                     unsafe {
                         match digits {
-                            1 => tile.fill::<1>((group, row), x, codes.center, &order),
-                            2 => tile.fill::<2>((group, row), x, codes.center, &order),
-                            _ => tile.fill::<3>((group, row), x, codes.center, &order),
+                            1 => tile.fill::<1>((group, row), x, codes.center, (&order, layout)),
+                            2 => tile.fill::<2>((group, row), x, codes.center, (&order, layout)),
+                            _ => tile.fill::<3>((group, row), x, codes.center, (&order, layout)),
                         }
                     }
                 }
@@ -94,7 +127,7 @@ impl XTiles {
             Threads::All => tasks::for_each(&mut tiles, fill),
             Threads::This => tiles.iter_mut().for_each(|tile| fill(0, tile)),
         }
-        Ok(Self { digits, m, tiles, outliers })
+        Ok(Self { digits, m, tiles, outliers: found.by_columns() })
     }
 }
 
@@ -106,9 +139,9 @@ impl Tile {
         (group, row): (usize, usize),
         x: &[f32],
         center: i32,
-        order: &[u8; 64],
+        (order, layout): (&[u8; 64], Layout),
     ) {
-        let mut bytes: Bytes = [[0; 128]; 3];
+        let mut bytes: Bytes = [[0; LARGEST_GROUP]; 3];
         let mut largest = _mm512_setzero_ps();
         let mut sum = _mm512_setzero_ps();
         for x in x.chunks_exact(16) {
@@ -145,10 +178,26 @@ impl Tile {
                     let natural = _mm512_loadu_si512(bytes.as_ptr().cast());
                     std::mem::transmute::<__m512i, [i32; 16]>(_mm512_permutexvar_epi8(order, natural))
                 };
-                let words = words.iter().take(x.len() / 4 - 16 * half);
-                let first = ((first_word + 16 * half) * self.size + row) * DIGITS + digit;
-                let to = self.words.get_mut(first..).unwrap_or_default();
-                to.iter_mut().step_by(self.size * DIGITS).zip(words).for_each(|(to, word)| *to = *word);
+                let words = &words[..(x.len() / 4 - 16 * half).min(16)];
+                let first = first_word + 16 * half;
+                match layout {
+                    Layout::Words => {
+                        let mut at = (first * self.size + row) * DIGITS + digit;
+                        for word in words {
+                            if let Some(to) = self.words.get_mut(at) {
+                                *to = *word;
+                            }
+                            at += self.size * DIGITS;
+                        }
+                    }
+                    Layout::Rows => {
+                        let (block, within) = (first / WORDS_OF_BLOCK, first % WORDS_OF_BLOCK);
+                        let at = ((block * DIGITS + digit) * self.size + row) * WORDS_OF_BLOCK + within;
+                        if let Some(to) = self.words.get_mut(at..at + words.len()) {
+                            to.copy_from_slice(words);
+                        }
+                    }
+                }
             }
             if let Some(offset) = self.offsets.get_mut((group * self.size + row) * DIGITS + digit) {
                 *offset = -center * _mm512_reduce_add_epi32(totals[digit]);

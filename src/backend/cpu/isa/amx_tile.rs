@@ -117,26 +117,27 @@ pub(in crate::backend::cpu) struct Tiles {
     before: Config,
 }
 
-/// The tile that holds a right-hand operand (activations).
-pub(in crate::backend::cpu) const RIGHT: u8 = 7;
+/// The tile that holds a left-hand operand (activations).
+pub(in crate::backend::cpu) const LEFT: u8 = 7;
 
-/// The tiles that hold left-hand operands (weights).
-pub(in crate::backend::cpu) const LEFT: [u8; 2] = [5, 6];
+/// The tiles that hold right-hand operands (weights).
+pub(in crate::backend::cpu) const RIGHT: [u8; 2] = [5, 6];
 
 impl Tiles {
-    /// Sums of 16 x 16 32-bit lanes in tiles 0 to 4; operands that share `depth` bytes, at most 64.
+    /// Sums of `rows` rows, at most sixteen, of sixteen 32-bit lanes in tiles 0 to 4; operands that share `depth` bytes, at
+    /// most 64.
     ///
     /// # Safety
     /// The thread has no other `Tiles`.
-    pub(in crate::backend::cpu) unsafe fn configure(_isa: Amx, depth: usize) -> Self {
+    pub(in crate::backend::cpu) unsafe fn configure(_isa: Amx, rows: usize, depth: usize) -> Self {
         let mut before = Config::NONE;
         let mut config = Config { palette: 1, ..Config::NONE };
         config.bytes_per_row[..8].fill(64);
-        config.rows[..8].fill(ROWS as u8);
-        for tile in LEFT {
-            config.bytes_per_row[usize::from(tile)] = depth as u16;
+        config.rows[..8].fill(rows as u8);
+        config.bytes_per_row[usize::from(LEFT)] = depth as u16;
+        for tile in RIGHT {
+            config.rows[usize::from(tile)] = (depth / 4) as u8;
         }
-        config.rows[usize::from(RIGHT)] = (depth / 4) as u8;
         #[cfg(test)]
         if emulated::is_used() {
             return Self { before: emulated::configure(config) };

@@ -142,14 +142,15 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// A layer's attention for many rows, by all threads: `[rows][heads * head_dim]`.
+    /// A layer's attention for many rows, by all threads, in place of what `attended` has: `[rows][heads * head_dim]`.
     pub(super) fn compute_many(
         &self,
         heads: &Heads,
         [queries, keys, values]: &mut [Vec<f32>; 3],
-    ) -> Vec<f32> {
+        attended: &mut Vec<f32>,
+    ) {
         let layer = self.caches.get(heads.layer).zip(self.angles.get(heads.turn));
-        let Some((&cache, angles)) = layer else { return Vec::new() };
+        let Some((&cache, angles)) = layer else { return attended.clear() };
         let (of_queries, of_keys) = (Place::of_queries(heads, angles), Place::of_keys(heads, angles));
         let (width, kv_width) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
         let rows = queries.chunks_mut(ROWS * width).zip(keys.chunks_mut(ROWS * kv_width));
@@ -162,9 +163,9 @@ impl<'a> Layers<'a> {
         });
         let rows = |values, stride| Rows { values, stride };
         append_all(cache, &self.queries, rows(keys, kv_width), rows(values, kv_width));
-        let mut attended = vec![0.; queries.len()];
-        attend(&attention(heads, cache, &self.queries), rows(queries, width), &mut attended);
-        attended
+        // All of it is written.
+        attended.resize(queries.len(), 0.);
+        attend(&attention(heads, cache, &self.queries), rows(queries, width), attended);
     }
 }
 

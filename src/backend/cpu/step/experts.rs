@@ -7,7 +7,7 @@ use super::super::tasks;
 use super::super::team::{Cursor, Failure, Member};
 use super::elementwise::join;
 use super::few::{scatter, take_blocks, Cursors, Step, BLOCK};
-use super::many::{add, multiply, multiply_matrix, normed, AT_ONCE, ROWS};
+use super::many::{add, normed, Seen, AT_ONCE, ROWS};
 use super::operand::Operand;
 use crate::backend::contiguous;
 use crate::backend::step::{ExpertBlock, Router, StackProjection, Updates};
@@ -203,9 +203,14 @@ pub(super) fn experts_of_many(
     updates: &Updates,
 ) -> Result<()> {
     let experts = block.routing.experts;
-    let x = normed(hidden, block.norm.as_ref(), width);
+    let mut room = Vec::new();
+    let x = normed(hidden, block.norm.as_ref(), width, &mut room);
     let logits = match &block.router {
-        Router::Packed(projection) => multiply(projection, updates, &x)?,
+        Router::Packed(projection) => {
+            let mut logits = Vec::new();
+            Seen::new(&x, width).multiply(projection, updates, &mut logits)?;
+            logits
+        }
         Router::Dense { weight, bias } => {
             let mut logits: Vec<Result<Vec<f32>>> = Vec::new();
             logits.resize_with(x.len().div_ceil(ROWS * width), || Ok(Vec::new()));
@@ -259,15 +264,18 @@ pub(super) fn experts_of_many(
 fn outputs_of(block: &ExpertBlock, pairs: &[Pair], x: &[f32], width: usize) -> Result<Vec<f32>> {
     let Some(expert) = pairs.first().map(|pair| pair.expert) else { return Ok(Vec::new()) };
     let seen = seen_by(block, pairs, x, width);
-    let mut joined = multiply_stack(&block.gate, expert, &seen)?;
-    let up = multiply_stack(&block.up, expert, &seen)?;
+    let mut x = Seen::new(&seen, width);
+    let mut joined = multiply_stack(&mut x, &block.gate, expert)?;
+    let up = multiply_stack(&mut x, &block.up, expert)?;
     tasks::for_each(joined.chunks_mut(AT_ONCE).zip(up.chunks(AT_ONCE)), |_, (gate, up)| {
         join(block.gating, gate, up);
     });
-    multiply_stack(&block.down, expert, &joined)
+    multiply_stack(&mut Seen::new(&joined, block.down.k), &block.down, expert)
 }
 
-fn multiply_stack(stack: &StackProjection, expert: usize, x: &[f32]) -> Result<Vec<f32>> {
+fn multiply_stack(x: &mut Seen, stack: &StackProjection, expert: usize) -> Result<Vec<f32>> {
     let bias = stack.bias.as_ref().and_then(|bias| bias.chunks_exact(stack.rows).nth(expert));
-    multiply_matrix(&stack.weight, expert, bias, x)
+    let mut output = Vec::new();
+    x.multiply_matrix((&stack.weight, expert), bias, &mut output)?;
+    Ok(output)
 }

@@ -1,7 +1,7 @@
 //! Many rows: one node after another, each on all threads.
 
 use super::super::dense;
-use super::super::dispatch;
+use super::super::dispatch::Shared;
 use super::super::isa;
 use super::super::low_rank::LowRank;
 use super::super::tasks;
@@ -24,10 +24,13 @@ pub(super) const AT_ONCE: usize = 1 << 14;
 /// See [`super::run`].
 pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Result<Vec<f32>> {
     let layers = Layers::new(plan, input, caches)?;
-    let multiply = |projection: &Projection, x: &[f32]| multiply(projection, input.updates, x);
-    let mut hidden = Vec::new();
+    let multiply = |projection: &Projection, x: &[f32], out: &mut Vec<f32>| {
+        Seen::new(x, projection.k).multiply(projection, input.updates, out)
+    };
+    // In the same memory for all layers: fresh pages cost as much as some of the work.
+    let (mut hidden, mut room, mut output, mut logits) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut projected = [Vec::new(), Vec::new(), Vec::new()];
-    let (mut attended, mut inner, mut logits) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut attended, mut inner, mut ups) = (Vec::new(), Vec::new(), Vec::new());
     for node in &plan.nodes {
         match node {
             Node::Embed(table, scale) => {
@@ -36,35 +39,42 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
                 scale_and_cap(&mut hidden, *scale, None);
             }
             Node::Queries(norm, projections, clip) => {
-                let x = normed(&hidden, norm.as_ref(), plan.hidden);
+                let x = normed(&hidden, norm.as_ref(), plan.hidden, &mut room);
+                let mut x = Seen::new(x, plan.hidden);
                 for (to, projection) in projected.iter_mut().zip(projections) {
-                    *to = multiply(projection, &x)?;
+                    x.multiply(projection, input.updates, to)?;
                     if let Some(clip) = clip {
                         to.iter_mut().for_each(|x| *x = x.clamp(-clip, *clip));
                     }
                 }
             }
-            Node::Attend(heads) => attended = layers.compute_many(heads, &mut projected),
+            Node::Attend(heads) => layers.compute_many(heads, &mut projected, &mut attended),
             Node::AddAttended(projection, out) => {
-                add(&mut hidden, &multiply(projection, &attended)?, out, plan.hidden);
+                multiply(projection, &attended, &mut output)?;
+                add(&mut hidden, &output, out, plan.hidden);
             }
             Node::Inner { norm, gate, up, activation } => {
-                let x = normed(&hidden, norm.as_ref(), plan.hidden);
-                inner = multiply(gate.as_ref().unwrap_or(up), &x)?;
-                let ups = if gate.is_some() { multiply(up, &x)? } else { Vec::new() };
+                let x = normed(&hidden, norm.as_ref(), plan.hidden, &mut room);
+                let mut x = Seen::new(x, plan.hidden);
+                x.multiply(gate.as_ref().unwrap_or(up), input.updates, &mut inner)?;
+                match gate.is_some() {
+                    true => x.multiply(up, input.updates, &mut ups)?,
+                    false => ups.clear(),
+                }
                 let len = ROWS * up.rows;
                 tasks::for_each(inner.chunks_mut(len), |task, inner| {
                     activate(*activation, inner, ups.chunks(len).nth(task));
                 });
             }
             Node::AddInner(projection, out) => {
-                add(&mut hidden, &multiply(projection, &inner)?, out, plan.hidden);
+                multiply(projection, &inner, &mut output)?;
+                add(&mut hidden, &output, out, plan.hidden);
             }
             Node::Experts(block) => experts_of_many(block, &mut hidden, plan.hidden, input.updates)?,
             Node::Logits { norm, head, scale, softcap } => {
                 let rows = input.wanted.iter().filter_map(|row| hidden.chunks_exact(plan.hidden).nth(*row));
                 let rows: Vec<f32> = rows.flatten().copied().collect();
-                logits = multiply(head, &normed(&rows, norm.as_ref(), plan.hidden))?;
+                multiply(head, normed(&rows, norm.as_ref(), plan.hidden, &mut room), &mut logits)?;
                 tasks::for_each(logits.chunks_mut(AT_ONCE), |_, logits| {
                     scale_and_cap(logits, *scale, *softcap);
                 });
@@ -74,52 +84,83 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
     Ok(logits)
 }
 
-/// norm(hidden) of every row.
-pub(super) fn normed<'a>(hidden: &'a [f32], norm: Option<&Norm>, width: usize) -> Cow<'a, [f32]> {
+/// norm(hidden) of every row, in `room` if it is another.
+pub(super) fn normed<'a>(
+    hidden: &'a [f32],
+    norm: Option<&Norm>,
+    width: usize,
+    room: &'a mut Vec<f32>,
+) -> &'a [f32] {
     if norm.is_none() {
-        return Cow::Borrowed(hidden);
+        return hidden;
     }
-    let mut all = vec![0.; hidden.len()];
-    tasks::for_each(all.chunks_mut(ROWS * width).zip(hidden.chunks(ROWS * width)), |_, (out, hidden)| {
+    room.resize(hidden.len(), 0.);
+    tasks::for_each(room.chunks_mut(ROWS * width).zip(hidden.chunks(ROWS * width)), |_, (out, hidden)| {
         for (out, hidden) in out.chunks_exact_mut(width).zip(hidden.chunks_exact(width)) {
             normalize(norm, hidden, out);
         }
     });
-    Cow::Owned(all)
+    room
 }
 
-pub(super) fn multiply(projection: &Projection, updates: &Updates, x: &[f32]) -> Result<Vec<f32>> {
-    let updates = updates.get(projection.index).filter(|updates| !updates.is_empty());
-    let (bias, n) = (projection.bias.as_deref(), projection.rows);
-    // With adapters it is added behind them.
-    let first_bias = bias.filter(|_| updates.is_none());
-    let rows = x.len().checked_div(projection.k).unwrap_or(0);
-    let ordered = in_order(x, rows, projection.columns.as_ref());
-    let mut y = match &projection.weight {
-        Matrix::Packed(weight) => multiply_matrix(weight, 0, first_bias, &ordered)?,
-        Matrix::Dense(weight) => dense::many(weight, &ordered, first_bias)?,
-    };
-    if let Some(updates) = updates {
-        LowRank::of_many(updates, x).apply_to_rows(&mut y, n, bias);
+/// Rows of x that several weights multiply, each as a whole.
+pub(super) struct Seen<'x> {
+    x: &'x [f32],
+    k: usize,
+    shared: Shared<'x>,
+}
+
+impl<'x> Seen<'x> {
+    /// Rows of `k` numbers.
+    pub(super) fn new(x: &'x [f32], k: usize) -> Self {
+        Self { x, k, shared: Shared::new(isa::best(), k, x, ActivationPrecision::current()) }
     }
-    Ok(y)
-}
 
-/// By one matrix of a stack.
-pub(super) fn multiply_matrix(
-    weight: &QuantTensor,
-    index: usize,
-    bias: Option<&[f32]>,
-    x: &[f32],
-) -> Result<Vec<f32>> {
-    with_matrix(weight, index, |matrix| {
-        Ok(dispatch::matmul(isa::best(), matrix, x, bias, ActivationPrecision::current()))
-    })
+    /// What a projection makes of them, in place of what `out` has.
+    pub(super) fn multiply(
+        &mut self,
+        projection: &Projection,
+        updates: &Updates,
+        out: &mut Vec<f32>,
+    ) -> Result<()> {
+        let updates = updates.get(projection.index).filter(|updates| !updates.is_empty());
+        let (bias, n) = (projection.bias.as_deref(), projection.rows);
+        // With adapters it is added behind them.
+        let first_bias = bias.filter(|_| updates.is_none());
+        let rows = self.x.len().checked_div(self.k).unwrap_or(0);
+        let ordered = in_order(self.x, rows, projection.columns.as_ref());
+        match (&projection.weight, &ordered) {
+            (Matrix::Dense(weight), _) => *out = dense::many(weight, &ordered, first_bias)?,
+            (Matrix::Packed(weight), Cow::Borrowed(_)) => self.multiply_matrix((weight, 0), first_bias, out)?,
+            (Matrix::Packed(weight), Cow::Owned(x)) => {
+                let mut x = Seen::new(x, x.len().checked_div(rows).unwrap_or(0));
+                x.multiply_matrix((weight, 0), first_bias, out)?;
+            }
+        }
+        if let Some(updates) = updates {
+            LowRank::of_many(updates, self.x).apply_to_rows(out, n, bias);
+        }
+        Ok(())
+    }
+
+    /// By one matrix of a stack.
+    pub(super) fn multiply_matrix(
+        &mut self,
+        (weight, index): (&QuantTensor, usize),
+        bias: Option<&[f32]>,
+        out: &mut Vec<f32>,
+    ) -> Result<()> {
+        with_matrix(weight, index, |matrix| {
+            self.shared.matmul(matrix, bias, out);
+            Ok(())
+        })
+    }
 }
 
 /// hidden += what becomes of the output of a block.
 pub(super) fn add(hidden: &mut [f32], output: &[f32], Out { norm, scale }: &Out, width: usize) {
-    let output = normed(output, norm.as_ref(), width);
+    let mut room = Vec::new();
+    let output = normed(output, norm.as_ref(), width, &mut room);
     tasks::for_each(hidden.chunks_mut(AT_ONCE).zip(output.chunks(AT_ONCE)), |_, (hidden, output)| {
         hidden.iter_mut().zip(output).for_each(|(hidden, output)| *hidden += output * scale);
     });

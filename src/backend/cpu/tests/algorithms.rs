@@ -6,7 +6,7 @@ use super::super::fast_kernel::Digits;
 use super::super::{
     bf16::gemm_amx::Bf16Amx,
     f32::fp8_gemv::Fp8Gemv,
-    int8::{gemm_amx::Int8Amx, gemm_vnni::Int8Gemm, gemv_vnni::Int8Gemv},
+    int8::{gemm::Int8Gemm, gemv_vnni::Int8Gemv},
 };
 use super::*;
 use crate::format::{Bits, Element, Scale, ZeroPoint};
@@ -30,7 +30,7 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
         ],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Amx(isa) => {
-            vec![Algorithm::Int8Amx(Int8Amx::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
+            vec![Algorithm::Int8Amx(Int8Gemm::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
         }
     };
     in_f32.into_iter().chain(fast).collect()

@@ -1,0 +1,363 @@
+//! Several rows of x times integer codes: what the kernels for vectors and for tiles share.
+//!
+//! Sixteen rows of the weight are unpacked once into a panel ([`unpack_rows`]), one row to a lane, and multiplied with all
+//! rows of x, which are fixed-point numbers ([`XTiles`]). Products of a whole group are summed up in integers, exactly, before
+//! the sum is scaled: for each group and digit one conversion, where the kernel of one row has one for every eight codes.
+//!
+//! Every output is computed by itself, in the order of K: it does not depend on the rows of the weight or of x beside it, nor
+//! on the kernel.
+
+use super::super::aligned::Aligned;
+use super::super::fast_kernel::{Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel};
+use super::super::isa::avx512::Avx512Vnni;
+use super::super::matrix::PackedMatrix;
+use super::super::output::in_parts_of;
+use super::super::row_gemv::LANES;
+use super::super::tasks::Threads;
+use super::codes::{IntegerCodes, Kind};
+use super::fixed_point::LIMB_BITS;
+use super::unpack_vnni::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4};
+use super::weight_panels::{unpack_rows, Panel, PanelParams, DEPTH};
+use super::x_tiles::{Layout, Tile, XTiles};
+use crate::format::{Bits, IqTable};
+use crate::QuantFormat;
+use std::arch::x86_64::*;
+
+/// What multiplies panels with tiles of x, and the proof that the CPU has its instructions.
+pub(in super::super) trait Unit: Copy + Send + Sync + 'static {
+    /// How it reads rows of x.
+    const LAYOUT: Layout;
+
+    /// Panels that it multiplies together.
+    const TOGETHER: usize;
+
+    /// What a thread holds while it multiplies.
+    type InUse;
+
+    /// The proof that the CPU has what else is used here.
+    fn vnni(self) -> Avx512Vnni;
+
+    /// Gets ready for tiles of `size` rows and groups of `group_size`.
+    ///
+    /// # Safety
+    /// The thread holds nothing else of this kind.
+    unsafe fn begin(self, size: usize, group_size: usize) -> Self::InUse;
+
+    /// Adds the products of all panels with all tiles to their sums.
+    ///
+    /// # Safety
+    /// The CPU has the features that [`Self::vnni`] proves; [`Self::begin`] has got ready for these tiles and groups.
+    unsafe fn add<const DIGITS: usize>(chunk: Chunk, tiles: &[Tile], sums: &mut Sums);
+}
+
+/// Some elements along K of one or more panels.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Chunk<'a> {
+    /// [`DEPTH`] elements of each panel.
+    pub(super) codes: &'a Panel,
+    /// Of each panel.
+    pub(super) params: &'a [PanelParams],
+    /// The first, and how many: whole groups.
+    pub(super) elements: (usize, usize),
+    pub(super) group_size: usize,
+}
+
+/// The kernel.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Int8Gemm<U> {
+    unit: U,
+}
+
+impl<U: Unit> Int8Gemm<U> {
+    pub(in super::super) fn new(unit: U) -> Self {
+        Self { unit }
+    }
+
+    fn prepared(
+        &self,
+        format: QuantFormat,
+        (x, k): (&[f32], usize),
+        digits: Digits,
+        threads: Threads,
+    ) -> Result<Prepared<U>, NotRepresentable> {
+        let codes = IntegerCodes::of(format).ok_or(NotRepresentable)?;
+        let (isa, group_size) = (self.unit.vnni(), format.group_size());
+        let x = XTiles::new(isa, (&codes, format.bits()), (group_size, U::LAYOUT), (x, k), digits, threads)?;
+        Ok(Prepared { unit: self.unit, codes, x })
+    }
+}
+
+impl<U: Unit> RowKernel for Int8Gemm<U> {
+    fn supports(&self, format: QuantFormat) -> bool {
+        IntegerCodes::of(format).is_some()
+    }
+
+    fn prepare(
+        &self,
+        format: QuantFormat,
+        k: usize,
+        x: &[f32],
+        digits: Digits,
+    ) -> Result<Box<dyn PreparedX>, NotRepresentable> {
+        Ok(Box::new(self.prepared(format, (x, k), digits, Threads::This)?))
+    }
+}
+
+impl<U: Unit> FastKernel for Int8Gemm<U> {
+    fn supports(&self, format: QuantFormat) -> bool {
+        IntegerCodes::of(format).is_some()
+    }
+
+    fn prepare(
+        &self,
+        format: QuantFormat,
+        k: usize,
+        x: &[f32],
+        digits: Digits,
+    ) -> Result<Box<dyn PreparedMany>, NotRepresentable> {
+        Ok(Box::new(self.prepared(format, (x, k), digits, Threads::All)?))
+    }
+}
+
+/// Rows of the weight, and of x, that a task takes at most: panels of the first stay in the second-level cache.
+const ROWS_OF_TASK: usize = 4 * LANES;
+const X_OF_TASK: usize = 48 * 12;
+
+/// The most rows of x with which the weight is read row by row.
+const MAX_STREAMED: usize = 31;
+
+/// Rows of x as fixed-point numbers for these codes.
+struct Prepared<U> {
+    unit: U,
+    codes: IntegerCodes,
+    x: XTiles,
+}
+
+impl<U: Unit> PreparedMany for Prepared<U> {
+    fn matmul(&self, matrix: &PackedMatrix, out: &mut [f32]) -> Result<(), NotRepresentable> {
+        let m = self.x.m;
+        assert_eq!(out.len(), m * matrix.rows, "an output has M * N numbers");
+        // A weight of few rows is unpacked several times, so that every thread has something to do.
+        let tasks = 4 * rayon::current_num_threads();
+        let rows = (matrix.rows / tasks).next_multiple_of(LANES).clamp(LANES, ROWS_OF_TASK);
+        let bands = m.div_ceil(X_OF_TASK).max(tasks.div_ceil(matrix.rows.div_ceil(rows)));
+        // Every size of tiles divides it.
+        let part_m = m.div_ceil(bands).next_multiple_of(48);
+        in_parts_of(out, matrix.rows, (part_m, rows), |mut part| {
+            let first_row = part.first_row;
+            let (rows, first_x, count) = (part.rows(), part.first_x, part.slots.len());
+            let tiles = self.tiles(first_x, count);
+            self.multiply(matrix, (first_row, rows), tiles, |sums, first| {
+                for (row, slots) in part.slots.iter_mut().enumerate() {
+                    sums.copy_row(row, slots.get_mut(first..).unwrap_or_default());
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+impl<U: Unit> PreparedX for Prepared<U> {
+    fn m(&self) -> usize {
+        self.x.m
+    }
+
+    fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
+        let m = self.x.m;
+        let rows = out.len() / m.max(1);
+        self.multiply(matrix, (first_row, rows), &self.x.tiles, |sums, first| {
+            for (row, out) in out.chunks_exact_mut(m).skip(first).enumerate() {
+                sums.copy_column(row, out);
+            }
+        });
+    }
+}
+
+impl<U: Unit> Prepared<U> {
+    /// The tiles of some rows of x.
+    fn tiles(&self, first: usize, count: usize) -> &[Tile] {
+        let tiles = &self.x.tiles;
+        let start = tiles.partition_point(|tile| tile.first < first);
+        let end = tiles.partition_point(|tile| tile.first < first + count);
+        tiles.get(start..end).unwrap_or_default()
+    }
+
+    /// Multiplies rows of the weight with the rows of tiles. `each` gets the sums of some rows of the weight at a
+    /// time, and the first of these, counted from the first of all.
+    fn multiply(
+        &self,
+        matrix: &PackedMatrix,
+        rows: (usize, usize),
+        tiles: &[Tile],
+        each: impl FnMut(&Sums, usize),
+    ) {
+        // SAFETY: `unit` proves that the CPU has the features of the functions.
+        unsafe {
+            match self.x.digits {
+                1 => self.multiply_codes::<1>(matrix, rows, tiles, each),
+                2 => self.multiply_codes::<2>(matrix, rows, tiles, each),
+                _ => self.multiply_codes::<3>(matrix, rows, tiles, each),
+            }
+        }
+    }
+
+    /// See [`Self::multiply`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
+    fn multiply_codes<const DIGITS: usize>(
+        &self,
+        matrix: &PackedMatrix,
+        (first_row, rows): (usize, usize),
+        tiles: &[Tile],
+        mut each: impl FnMut(&Sums, usize),
+    ) {
+        let (has_biases, group_size) = (self.codes.has_biases(), matrix.format.group_size());
+        let panels = rows.div_ceil(LANES);
+        let (Some(first_tile), Some(last_tile)) = (tiles.first(), tiles.last()) else { return };
+        let first_x = first_tile.first;
+        let count: usize = tiles.iter().map(|tile| tile.rows).sum();
+        let lanes_of = |panel: usize| (first_row + panel * LANES, (rows - panel * LANES).min(LANES));
+        let mut params: Vec<PanelParams> = Vec::new();
+        // Few rows of x take few panels at a time, so that rows of the weight are read from their beginning to their end.
+        let together = if count <= MAX_STREAMED { U::TOGETHER } else { ROWS_OF_TASK / LANES };
+        for panel in 0..panels.min(together) {
+            let mut of_panel = PanelParams::new(matrix, has_biases);
+            of_panel.load(matrix, &self.codes, lanes_of(panel));
+            params.push(of_panel);
+        }
+        let mut codes = Aligned::<u8>::new(params.len() * DEPTH * LANES);
+        // Tiles may have rows of zeros at their ends, whose sums the next tile takes.
+        let stride = count + last_tile.size;
+        let of_panels = vec![[0f32; LANES]; params.len() * stride];
+        let mut sums = Sums { first_x, stride, of_panels };
+        // SAFETY: this thread multiplies nothing else meanwhile; all tiles of several rows have the same size.
+        let _in_use = unsafe { self.unit.begin(last_tile.size, group_size) };
+        for first_panel in (0..panels).step_by(params.len().max(1)) {
+            let some = (panels - first_panel).min(params.len());
+            if first_panel > 0 {
+                for (panel, params) in params.iter_mut().take(some).enumerate() {
+                    params.load(matrix, &self.codes, lanes_of(first_panel + panel));
+                }
+                sums.of_panels.fill([0.; LANES]);
+            }
+            for first in (0..matrix.k).step_by(DEPTH) {
+                let codes = &mut codes.as_chunks_mut::<64>().0[..some * (DEPTH / 4)];
+                for (panel, codes) in codes.chunks_exact_mut(DEPTH / 4).enumerate() {
+                    // SAFETY: the caller has enabled the features; the weight has the panel's rows.
+                    unsafe { self.unpack(matrix, lanes_of(first_panel + panel), first, codes) };
+                }
+                let elements = (first, (matrix.k - first).min(DEPTH));
+                let chunk = Chunk { codes, params: &params[..some], elements, group_size };
+                // SAFETY: `begin` has been called for tiles of this size and these groups.
+                unsafe { U::add::<DIGITS>(chunk, tiles, &mut sums) };
+            }
+            for panel in 0..some {
+                let rows = (lanes_of(first_panel + panel), first_x..first_x + count);
+                self.x.outliers.for_each_column::<LANES>(matrix, rows.0, rows.1, |index, x, weights| {
+                    let sums = sums.from_row(panel, index).iter_mut().take(1).flatten().zip(weights);
+                    sums.for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
+                });
+            }
+            each(&sums, first_panel * LANES);
+        }
+    }
+
+    /// See [`unpack_rows`]; for tiles, which multiply signed bytes, codes are less their center.
+    ///
+    /// # Safety
+    /// The conditions of [`unpack_rows`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
+    unsafe fn unpack(&self, matrix: &PackedMatrix, rows: (usize, usize), first: usize, codes: &mut Panel) {
+        // SAFETY: the caller vouches for the rows; codes have the width that their kind says.
+        unsafe {
+            match self.codes.kind {
+                Kind::Uint(Bits::One) => unpack_rows::<1, AFFINE>(matrix, rows, first, codes),
+                Kind::Uint(Bits::Two) => unpack_rows::<2, AFFINE>(matrix, rows, first, codes),
+                Kind::Uint(Bits::Three) => unpack_rows::<3, AFFINE>(matrix, rows, first, codes),
+                Kind::Uint(Bits::Four) => unpack_rows::<4, AFFINE>(matrix, rows, first, codes),
+                Kind::Uint(Bits::Five) => unpack_rows::<5, AFFINE>(matrix, rows, first, codes),
+                Kind::Uint(Bits::Six) => unpack_rows::<6, AFFINE>(matrix, rows, first, codes),
+                Kind::Uint(Bits::Eight) => unpack_rows::<8, AFFINE>(matrix, rows, first, codes),
+                Kind::Mxfp4 | Kind::Nvfp4 => unpack_rows::<4, MXFP4>(matrix, rows, first, codes),
+                Kind::Iq4 => unpack_rows::<4, IQ4>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq1S) => unpack_rows::<2, IQ1_S>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq1M) => unpack_rows::<3, IQ1_M>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq2) => unpack_rows::<3, IQ2>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq3Xxs) => unpack_rows::<4, IQ3_XXS>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq3S) => unpack_rows::<4, IQ3_S>(matrix, rows, first, codes),
+            }
+        }
+        if matches!(U::LAYOUT, Layout::Rows) {
+            let center = _mm512_set1_epi8(self.codes.center as i8);
+            for codes in codes {
+                // SAFETY: the array has the bytes of a vector.
+                unsafe {
+                    let unsigned = _mm512_loadu_si512(codes.as_ptr().cast());
+                    _mm512_storeu_si512(codes.as_mut_ptr().cast(), _mm512_sub_epi8(unsigned, center));
+                }
+            }
+        }
+    }
+}
+
+/// Sums of some panels for some rows of x.
+pub(in super::super) struct Sums {
+    first_x: usize,
+    /// Rows of x, and one tile more.
+    stride: usize,
+    /// `[panel][stride]`.
+    of_panels: Vec<[f32; LANES]>,
+}
+
+impl Sums {
+    /// Those of a panel, from a row of x on.
+    #[inline(always)]
+    pub(super) fn from_row(&mut self, panel: usize, row: usize) -> &mut [[f32; LANES]] {
+        let (first, end) = (panel * self.stride + row - self.first_x, (panel + 1) * self.stride);
+        &mut self.of_panels[first..end]
+    }
+
+    /// Copies what belongs to a row of x, counted from the first, into slots, one for each row of the weight.
+    fn copy_row(&self, row: usize, slots: &mut [f32]) {
+        let (whole, rest) = slots.as_chunks_mut::<LANES>();
+        let mut at = row;
+        for slots in whole {
+            let Some(sums) = self.of_panels.get(at) else { return };
+            *slots = *sums;
+            at += self.stride;
+        }
+        if let Some(sums) = self.of_panels.get(at) {
+            rest.iter_mut().zip(sums).for_each(|(slot, sum)| *slot = *sum);
+        }
+    }
+
+    /// Copies what belongs to a row of the weight into slots, one for each row of x, if there is such a row.
+    fn copy_column(&self, row: usize, slots: &mut [f32]) {
+        let sums = self.of_panels.iter().skip(row / LANES * self.stride);
+        slots.iter_mut().zip(sums).for_each(|(slot, sums)| *slot = sums[row % LANES]);
+    }
+}
+
+/// What becomes of the sum of sixteen lanes for a row of x: `sum + counts * unit * scales + x * biases`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn scaled<const DIGITS: usize>(
+    counts: [__m512i; DIGITS],
+    (unit, x): (f32, f32),
+    (scales, biases): (__m512, __m512),
+    sum: __m512,
+) -> __m512 {
+    // Upper digits of a group fit into 32 bits together, all three do not.
+    let mut high = counts[0];
+    if DIGITS > 1 {
+        high = _mm512_add_epi32(_mm512_slli_epi32::<LIMB_BITS>(high), counts[1]);
+    }
+    let mut product = _mm512_cvtepi32_ps(high);
+    if DIGITS > 2 {
+        let limb = _mm512_set1_ps((1 << LIMB_BITS) as f32);
+        product = _mm512_fmadd_ps(product, limb, _mm512_cvtepi32_ps(counts[DIGITS - 1]));
+    }
+    // A unit first: scales may have any exponent that f32 has.
+    product = _mm512_mul_ps(product, _mm512_set1_ps(unit));
+    _mm512_fmadd_ps(product, scales, _mm512_fmadd_ps(biases, _mm512_set1_ps(x), sum))
+}
