@@ -10,11 +10,11 @@
 //! | | more, to 31 | int8 VNNI | int8 VNNI | int8 VNNI | f32 GEMV | f32 GEMV |
 //! | | 32 and more | int8 VNNI | int8 VNNI | int8 VNNI | f32 tiles | f32 tiles |
 //! | `avx512amx` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | FP8 GEMV | f32 GEMV |
-//! | | 2 to 31 | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
-//! | | 32 and more | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 tiles |
+//! | | 2 to 31 | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
+//! | | 32 and more | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
-//! Digits are those of activations in integer kernels ([`Digits`]). GGML's K types are columns of affine formats, those with groups
-//! of 16 without AMX, and the IQ types are, all of them without AMX; FP8 with float scales is MXFP8's, without AMX, too.
+//! Digits are those of activations in integer kernels ([`Digits`]). GGML's K and IQ types are columns of affine formats; those with
+//! groups of 16 without AMX. FP8 with float scales is MXFP8's, without AMX, too.
 //!
 //! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
 //! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast
@@ -29,12 +29,14 @@ use super::bf16::gemm_amx::Bf16Amx;
 use super::f32;
 #[cfg(target_arch = "x86_64")]
 use super::f32::fp8_gemv::Fp8Gemv;
-use super::fast_kernel::{matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel};
+use super::fast_kernel::{
+    matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel,
+};
 #[cfg(target_arch = "x86_64")]
 use super::int8::{gemm::Int8Gemm, gemv_vnni::Int8Gemv};
+use super::isa::InstructionSet;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{amx_tile::Amx, avx512::Avx512Vnni};
-use super::isa::InstructionSet;
 use super::matrix::PackedMatrix;
 use super::tasks::{self, Threads};
 use crate::format::Real;
@@ -165,12 +167,12 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
                 Algorithm::Int8Gemv(Int8Gemv::new(isa.vnni)),
                 Algorithm::Fp8Gemv(Fp8Gemv::new(isa.vnni.avx512)),
             ],
-            // Groups of sixteen fill a quarter of a tile.
+            // Groups of sixteen fill a quarter of a tile of integers, whose sums are scaled as often: f32 takes less time.
             RowsOfX::Few | RowsOfX::Many if format.group_size() < 32 => {
-                &[Algorithm::Bf16Amx(Bf16Amx::new(*isa)), Algorithm::Int8Many(Int8Gemm::new(isa.vnni))]
+                &[Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
             }
             RowsOfX::Few | RowsOfX::Many => {
-                &[Algorithm::Int8Amx(Int8Gemm::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
+                &[Algorithm::Bf16Amx(Bf16Amx::new(*isa)), Algorithm::Int8Amx(Int8Gemm::new(*isa))]
             }
         },
     };
@@ -216,7 +218,12 @@ pub(super) struct Shared<'a> {
 
 impl<'a> Shared<'a> {
     /// Rows of `k` numbers.
-    pub(super) fn new(isa: &'a InstructionSet, k: usize, x: &'a [f32], precision: ActivationPrecision) -> Self {
+    pub(super) fn new(
+        isa: &'a InstructionSet,
+        k: usize,
+        x: &'a [f32],
+        precision: ActivationPrecision,
+    ) -> Self {
         Self { isa, x, k, digits: Digits::of::<f32>(precision), prepared: Vec::new() }
     }
 

@@ -10,7 +10,7 @@ use super::super::matrix::PackedMatrix;
 use super::super::output::OutputPtr;
 use super::super::tasks;
 use super::split_activations::{Panel, SplitActivations, PANEL};
-use super::weights::{Mxfp8, Nvfp4, RowBlock, Weights};
+use super::weights::{Mxfp4, Mxfp8, Nvfp4, RowBlock, Weights};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 use std::cell::Cell;
@@ -54,7 +54,7 @@ impl Bf16Amx {
 
 impl FastKernel for Bf16Amx {
     fn supports(&self, format: QuantFormat) -> bool {
-        format == Nvfp4::FORMAT || format == Mxfp8::FORMAT
+        [Nvfp4::FORMAT, Mxfp4::FORMAT, Mxfp8::FORMAT].contains(&format)
     }
 
     fn prepare(
@@ -81,6 +81,8 @@ impl PreparedMany for Prepared {
     fn matmul(&self, matrix: &PackedMatrix, out: &mut [f32]) -> Result<(), NotRepresentable> {
         if matrix.format == Nvfp4::FORMAT {
             self.matmul_as(Nvfp4::new(), matrix, out)
+        } else if matrix.format == Mxfp4::FORMAT {
+            self.matmul_as(Mxfp4::new(), matrix, out)
         } else if matrix.format == Mxfp8::FORMAT {
             self.matmul_as(Mxfp8, matrix, out)
         } else {

@@ -1,4 +1,4 @@
-//! Packed rows as bf16, exactly: a code times its scale has six significant bits, and bf16 has eight.
+//! Packed rows as bf16, exactly: a code times its scale has six significant bits at most, and bf16 has eight.
 
 use super::super::fast_kernel::NotRepresentable;
 use super::super::isa::amx_tile::{Line, ROWS};
@@ -47,6 +47,9 @@ pub(super) trait Weights: Copy {
 pub(super) struct Nvfp4(&'static Table);
 
 #[derive(Clone, Copy)]
+pub(super) struct Mxfp4(&'static Table);
+
+#[derive(Clone, Copy)]
 pub(super) struct Mxfp8;
 
 /// E2M1 numbers times a scale, as bf16.
@@ -56,14 +59,24 @@ struct Scaled([u16; 16]);
 /// For each byte of a scale.
 type Table = [Scaled; 256];
 
+/// The table of a kind of scales, for weights that are multiples of `unit`.
+fn table(scales: Scale, unit: f32) -> Table {
+    std::array::from_fn(|byte| {
+        let scale = scales.value(byte as u8) / unit;
+        Scaled(E2M1.map(|number| bf16::from_f32(scale * number).to_bits()))
+    })
+}
+
 impl Nvfp4 {
     pub(super) fn new() -> Self {
-        static TABLE: LazyLock<Table> = LazyLock::new(|| {
-            std::array::from_fn(|byte| {
-                let scale = Scale::E4m3.value(byte as u8);
-                Scaled(E2M1.map(|number| bf16::from_f32(scale * number).to_bits()))
-            })
-        });
+        static TABLE: LazyLock<Table> = LazyLock::new(|| table(Scale::E4m3, Nvfp4::UNIT));
+        Self(&TABLE)
+    }
+}
+
+impl Mxfp4 {
+    pub(super) fn new() -> Self {
+        static TABLE: LazyLock<Table> = LazyLock::new(|| table(Scale::E8m0, Mxfp4::UNIT));
         Self(&TABLE)
     }
 }
@@ -101,26 +114,46 @@ unsafe fn scaled(table: &Table, scale: *const u8) -> __m256i {
     unsafe { _mm256_load_si256(table.get_unchecked(usize::from(*scale)).0.as_ptr().cast()) }
 }
 
+/// [`Weights::unpack`] of E2M1 codes, a scale for each of [`MAX_GROUPS`] groups of sixteen.
+///
+/// # Safety
+/// As for [`Weights::unpack`].
+#[inline(always)]
+unsafe fn unpack_e2m1(table: &Table, codes: *const u8, scales: [*const u8; MAX_GROUPS], to: *mut Line) {
+    // SAFETY: codes and scales of one step are read, and one aligned line of each tile is written, for all of which the
+    // caller vouches.
+    unsafe {
+        // The second sixteen codes, in odd quadwords, are looked up in the second half.
+        let (nibble, halves) = (_mm512_set1_epi16(15), _mm512_maskz_set1_epi16(0xF0F0_F0F0, 16));
+        for tile in 0..2 {
+            let numbers = _mm512_castsi256_si512(scaled(table, scales[2 * tile]));
+            let numbers = _mm512_inserti64x4::<1>(numbers, scaled(table, scales[2 * tile + 1]));
+            // (codes & nibble) | halves
+            let codes = _mm512_ternarylogic_epi32::<0xEA>(nibbles(codes.add(16 * tile)), nibble, halves);
+            _mm512_store_si512(to.add(tile * ROWS).cast(), _mm512_permutexvar_epi16(codes, numbers));
+        }
+    }
+}
+
 impl Weights for Nvfp4 {
     const FORMAT: QuantFormat = QuantFormat::NVFP4;
     const UNIT: f32 = 1.;
 
     #[inline(always)]
     unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
-        // SAFETY: codes and scales of one step are read, and one aligned line of each tile is written, for all of which the
-        // caller vouches.
-        unsafe {
-            // The second sixteen codes, in odd quadwords, are looked up in the second half.
-            let (nibble, halves) = (_mm512_set1_epi16(15), _mm512_maskz_set1_epi16(0xF0F0_F0F0, 16));
-            for tile in 0..2 {
-                let (first, second) = (scales.add(2 * tile), scales.add(2 * tile + 1));
-                let numbers = _mm512_castsi256_si512(scaled(self.0, first));
-                let numbers = _mm512_inserti64x4::<1>(numbers, scaled(self.0, second));
-                // (codes & nibble) | halves
-                let codes = _mm512_ternarylogic_epi32::<0xEA>(nibbles(codes.add(16 * tile)), nibble, halves);
-                _mm512_store_si512(to.add(tile * ROWS).cast(), _mm512_permutexvar_epi16(codes, numbers));
-            }
-        }
+        // SAFETY: a step has four scales.
+        unsafe { unpack_e2m1(self.0, codes, [scales, scales.add(1), scales.add(2), scales.add(3)], to) };
+    }
+}
+
+impl Weights for Mxfp4 {
+    const FORMAT: QuantFormat = QuantFormat::MXFP4;
+    const UNIT: f32 = Mxfp8::UNIT;
+
+    #[inline(always)]
+    unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
+        // SAFETY: a step has two scales, each for two groups of sixteen.
+        unsafe { unpack_e2m1(self.0, codes, [scales, scales, scales.add(1), scales.add(1)], to) };
     }
 }
 

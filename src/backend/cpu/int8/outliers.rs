@@ -119,7 +119,9 @@ impl OfRow<'_> {
     /// Makes those zero that lie among the numbers from column `first` on, and goes on behind these.
     pub(super) fn take_out(&mut self, first: usize, numbers: &mut [f32]) {
         while let Some((outlier, rest)) = self.0.split_first() {
-            let Some(x) = (outlier.k as usize).checked_sub(first).and_then(|at| numbers.get_mut(at)) else { return };
+            let Some(x) = (outlier.k as usize).checked_sub(first).and_then(|at| numbers.get_mut(at)) else {
+                return;
+            };
             *x = 0.;
             self.0 = rest;
         }

@@ -82,9 +82,7 @@ impl XTiles {
         let tile = |first: usize| {
             let rows = (m - first).min(largest);
             let (size, words) = match layout {
-                Layout::Words => {
-                    (SIZES.into_iter().find(|size| *size >= rows).unwrap_or(largest), k / 4)
-                }
+                Layout::Words => (SIZES.into_iter().find(|size| *size >= rows).unwrap_or(largest), k / 4),
                 Layout::Rows => (largest, (k / 4).next_multiple_of(WORDS_OF_BLOCK)),
             };
             let groups = k / group_size;

@@ -131,7 +131,9 @@ impl<'x> Seen<'x> {
         let ordered = in_order(self.x, rows, projection.columns.as_ref());
         match (&projection.weight, &ordered) {
             (Matrix::Dense(weight), _) => *out = dense::many(weight, &ordered, first_bias)?,
-            (Matrix::Packed(weight), Cow::Borrowed(_)) => self.multiply_matrix((weight, 0), first_bias, out)?,
+            (Matrix::Packed(weight), Cow::Borrowed(_)) => {
+                self.multiply_matrix((weight, 0), first_bias, out)?
+            }
             (Matrix::Packed(weight), Cow::Owned(x)) => {
                 let mut x = Seen::new(x, x.len().checked_div(rows).unwrap_or(0));
                 x.multiply_matrix((weight, 0), first_bias, out)?;

@@ -138,12 +138,14 @@ fn the_table_is_the_documented_one() {
                     QuantFormat::MXFP8 => ("FP8 GEMV", "bf16 AMX"),
                     _ if format.element() == Element::E4m3 => ("FP8 GEMV", in_f32),
                     QuantFormat::NVFP4 => ("int8 GEMV", "bf16 AMX"),
-                    QuantFormat::MXFP4 => ("int8 GEMV", "int8 AMX"),
+                    QuantFormat::MXFP4 => ("int8 GEMV", "bf16 AMX"),
                     _ if format.element().uint().is_some() => match format.group_size() {
                         16 => ("int8 GEMV", in_f32),
                         _ => ("int8 GEMV", "int8 AMX"),
                     },
-                    _ if matches!(format.element(), Element::Iq4Nl | Element::Iq(_)) => ("int8 GEMV", in_f32),
+                    _ if matches!(format.element(), Element::Iq4Nl | Element::Iq(_)) => {
+                        ("int8 GEMV", if format.group_size() == 16 { in_f32 } else { "int8 AMX" })
+                    }
                     _ => (in_f32, in_f32),
                 };
                 let want = match (isa.name(), m) {
