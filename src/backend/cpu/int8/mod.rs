@@ -2,7 +2,7 @@
 //!
 //! Affine codes are integers, and E2M1 codes become integers. An activation is a fixed-point number of three signed limbs
 //! of eight bits, so that sums of products are exact; they are scaled group by group. Only the fixed point rounds, about
-//! as much as f32 does, once [`outliers`] are out of the way. With VNNI fewer limbs will do where less is asked for.
+//! as much as f32 does, once [`outliers`] are out of the way. Fewer limbs will do where less is asked for.
 //!
 //! * [`gemv_vnni`] multiplies one row of x, with vectors.
 //! * [`gemm`] multiplies more rows with panels of unpacked weights: [`gemm_vnni`] with vectors, [`gemm_amx`] with tiles.

@@ -1,6 +1,6 @@
 //! Every algorithm by itself, and the table that chooses one.
 
-use super::super::dispatch::{choose, prepare, run, Algorithm};
+use super::super::dispatch::{choose, prepare, run, Algorithm, Shared};
 use super::super::fast_kernel::Digits;
 #[cfg(target_arch = "x86_64")]
 use super::super::{
@@ -246,6 +246,60 @@ fn parts_of_several_weights_share_a_prepared_x() {
                             (0..m * weight.n).map(|at| got[at % weight.n * m + at / weight.n]).collect();
                         assert_same_bits((isa.name(), format, m, part), &turned, &whole);
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Integers are exact, and what follows is the same: vectors and tiles give the same bits, with any number of digits.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn vectors_and_tiles_give_the_same_bits() {
+    let mut rng = StdRng::seed_from_u64(25);
+    let mut compared = 0;
+    for isa in isa::tested() {
+        let InstructionSet::Avx512Amx(amx) = isa else { continue };
+        let vectors = Algorithm::Int8Many(Int8Gemm::new(amx.vnni));
+        let tiles = Algorithm::Int8Amx(Int8Gemm::new(*amx));
+        for format in known_formats().into_iter().filter(|format| tiles.supports(*format)) {
+            let (n, k) = (37, 3 * format.granularity().max(128));
+            let weight = Weight::random(format, n, k, &mut rng);
+            for (m, count) in [(2, 3), (9, 1), (17, 2), (50, 3)] {
+                let mut x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0..1.0)).collect();
+                x[k + 5] = 1e4; // an outlier
+                let digits = Digits { count, strict: true };
+                let bits = |algorithm| run::<f32>(algorithm, isa, &weight.view(), &x, None, digits).unwrap();
+                assert_same_bits((format, m, count), &bits(tiles), &bits(vectors));
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 0 || !isa::tested().iter().any(|isa| isa.name() == "avx512amx"));
+}
+
+/// x prepared for several weights, one after the other, in memory that has other numbers: the bits of each alone.
+#[test]
+fn weights_of_any_formats_share_many_rows_of_x() {
+    let mut rng = StdRng::seed_from_u64(26);
+    for isa in isa::tested() {
+        for (m, infinite) in [(3, false), (40, false), (40, true)] {
+            let mut x: Vec<f32> = (0..m * 256).map(|_| rng.random_range(-1.0..1.0)).collect();
+            if infinite {
+                x[7] = f32::INFINITY;
+            }
+            let mut shared = Shared::new(isa, 256, &x, ActivationPrecision::Exact);
+            let mut out = vec![7.; 11];
+            for format in formats_for(256) {
+                for n in [5, 33] {
+                    let weight = Weight::random(format, n, 256, &mut rng);
+                    let bias: Vec<f32> = (0..n).map(|_| rng.random_range(-1.0..1.0)).collect();
+                    shared.matmul(&weight.view(), Some(&bias), &mut out);
+                    let alone: Vec<f32> = matmul_with(isa, &weight.view(), &x, Some(&bias));
+                    let bits = |all: &[f32]| {
+                        all.iter().map(|x| if x.is_nan() { 0. } else { *x }).collect::<Vec<f32>>()
+                    };
+                    assert_same_bits((isa.name(), format, m, infinite), &bits(&out), &bits(&alone));
                 }
             }
         }
