@@ -253,7 +253,7 @@ impl<U: Unit> Prepared<U> {
             for panel in 0..some {
                 let rows = (lanes_of(first_panel + panel), first_x..first_x + count);
                 self.x.outliers.for_each_column::<LANES>(matrix, rows.0, rows.1, |index, x, weights| {
-                    let sums = sums.from_row(panel, index).iter_mut().take(1).flatten().zip(weights);
+                    let sums = sums.rows_from(panel, index).iter_mut().take(1).flatten().zip(weights);
                     sums.for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
                 });
             }
@@ -312,7 +312,7 @@ pub(in super::super) struct Sums {
 impl Sums {
     /// Those of a panel, from a row of x on.
     #[inline(always)]
-    pub(super) fn from_row(&mut self, panel: usize, row: usize) -> &mut [[f32; LANES]] {
+    pub(super) fn rows_from(&mut self, panel: usize, row: usize) -> &mut [[f32; LANES]] {
         let (first, end) = (panel * self.stride + row - self.first_x, (panel + 1) * self.stride);
         &mut self.of_panels[first..end]
     }

@@ -191,7 +191,7 @@ unsafe fn flush<const DIGITS: usize>(
 ) {
     for index in 0..panels {
         let (panel, counts) = (first_panel + index, &counts[index]);
-        let to = sums.from_row(panel, tile.first)[..tile.size].as_mut_ptr().cast::<f32>();
+        let to = sums.rows_from(panel, tile.first)[..tile.size].as_mut_ptr().cast::<f32>();
         // SAFETY: all of these have the group, as the caller vouches, and `to` the rows of the tile; a line is an aligned
         // vector.
         unsafe {

@@ -27,7 +27,7 @@ impl Unit for Avx512Vnni {
         for tile in tiles {
             for (panel, (codes, params)) in codes.chunks_exact(DEPTH / 4).zip(params).enumerate() {
                 let task = Task { codes, params, tile, elements, group_size };
-                let sums = &mut sums.from_row(panel, tile.first)[..tile.size];
+                let sums = &mut sums.rows_from(panel, tile.first)[..tile.size];
                 match tile.size {
                     1 => add_tile::<DIGITS, 1>(task, sums),
                     2 => add_tile::<DIGITS, 2>(task, sums),

@@ -208,7 +208,7 @@ pub(super) fn experts_of_many(
     let logits = match &block.router {
         Router::Packed(projection) => {
             let mut logits = Vec::new();
-            Seen::new(&x, width).multiply(projection, updates, &mut logits)?;
+            Seen::new(x, width).multiply(projection, updates, &mut logits)?;
             logits
         }
         Router::Dense { weight, bias } => {
@@ -241,7 +241,7 @@ pub(super) fn experts_of_many(
     let mut outputs: Vec<Result<Vec<f32>>> = Vec::new();
     outputs.resize_with(of_experts.len(), || Ok(Vec::new()));
     let compute = |(outputs, pairs): (&mut Result<Vec<f32>>, &&[Pair])| {
-        *outputs = outputs_of(block, pairs, &x, width);
+        *outputs = outputs_of(block, pairs, x, width);
     };
     // Threads share out experts, where there are enough of them, or else the rows of one after another.
     match of_experts.len() >= EXPERTS_OF_THREAD * tasks::threads() {
