@@ -139,6 +139,10 @@ impl RowsOfX {
 }
 
 /// The table above.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(unused_variables, reason = "digits are those of integer kernels")
+)]
 pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits: Digits) -> Algorithm {
     let rows = RowsOfX::of(m);
     let candidates: &[Algorithm] = match isa {
