@@ -41,6 +41,7 @@ use super::matrix::PackedMatrix;
 use super::tasks::{self, Threads};
 use crate::format::Real;
 use crate::QuantFormat;
+use std::borrow::Cow;
 
 /// How a weight is multiplied. A fast algorithm holds its kernel, which proves that the CPU has the instructions.
 #[derive(Clone, Copy, Debug)]
@@ -171,10 +172,6 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
                 Algorithm::Int8Gemv(Int8Gemv::new(isa.vnni)),
                 Algorithm::Fp8Gemv(Fp8Gemv::new(isa.vnni.avx512)),
             ],
-            // Groups of sixteen fill a quarter of a tile of integers, whose sums are scaled as often: f32 takes less time.
-            RowsOfX::Few | RowsOfX::Many if format.group_size() < 32 => {
-                &[Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
-            }
             RowsOfX::Few | RowsOfX::Many => {
                 &[Algorithm::Bf16Amx(Bf16Amx::new(*isa)), Algorithm::Int8Amx(Int8Gemm::new(*isa))]
             }
@@ -210,22 +207,22 @@ fn in_f32<T: Real>(isa: &InstructionSet, matrix: &PackedMatrix, x: &[T], bias: O
     }
 }
 
-/// Rows of x that several weights multiply, one after the other: prepared once for each format of theirs.
-pub(super) struct Shared<'a> {
+/// Rows of x that several weights multiply, one whole output after another: prepared once for each format of theirs.
+pub(super) struct ManyRows<'a> {
     isa: &'a InstructionSet,
-    x: &'a [f32],
+    x: Cow<'a, [f32]>,
     k: usize,
     digits: Digits,
     /// None where x cannot be represented.
     prepared: Vec<(QuantFormat, Option<Box<dyn PreparedMany>>)>,
 }
 
-impl<'a> Shared<'a> {
+impl<'a> ManyRows<'a> {
     /// Rows of `k` numbers.
     pub(super) fn new(
         isa: &'a InstructionSet,
         k: usize,
-        x: &'a [f32],
+        x: Cow<'a, [f32]>,
         precision: ActivationPrecision,
     ) -> Self {
         Self { isa, x, k, digits: Digits::of::<f32>(precision), prepared: Vec::new() }
@@ -243,13 +240,13 @@ impl<'a> Shared<'a> {
         }
         let algorithm = choose(self.isa, m, matrix.format, self.digits);
         let Runner::Whole(kernel) = algorithm.runner() else {
-            let ran = run(algorithm, self.isa, matrix, self.x, bias, self.digits);
-            *out = ran.unwrap_or_else(|NotRepresentable| in_f32(self.isa, matrix, self.x, bias));
+            let ran = run(algorithm, self.isa, matrix, &self.x, bias, self.digits);
+            *out = ran.unwrap_or_else(|NotRepresentable| in_f32(self.isa, matrix, &self.x, bias));
             return;
         };
         let known = self.prepared.iter().position(|(format, _)| *format == matrix.format);
         let index = known.unwrap_or_else(|| {
-            let prepared = kernel.prepare(matrix.format, self.k, self.x, self.digits);
+            let prepared = kernel.prepare(matrix.format, self.k, &self.x, self.digits);
             self.prepared.push((matrix.format, prepared.ok()));
             self.prepared.len() - 1
         });
@@ -258,7 +255,7 @@ impl<'a> Shared<'a> {
         out.resize(m * matrix.rows, 0.);
         match prepared.map(|prepared| prepared.matmul(matrix, out)) {
             Some(Ok(())) => add_bias(bias, out),
-            Some(Err(NotRepresentable)) | None => *out = in_f32(self.isa, matrix, self.x, bias),
+            Some(Err(NotRepresentable)) | None => *out = in_f32(self.isa, matrix, &self.x, bias),
         }
     }
 }

@@ -70,7 +70,7 @@ impl IntegerCodes {
         }
     }
 
-    /// Elements that become integers when they are multiplied by a power of two, as `unpack_vnni.rs` has them.
+    /// Elements that become integers when they are multiplied by a power of two, as `unpack.rs` has them.
     fn of_table(element: Element) -> Option<Self> {
         let iq = |table, center, unit| Some(Self { kind: Kind::Iq(table), center, unit });
         match element {

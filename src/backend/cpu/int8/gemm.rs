@@ -16,7 +16,7 @@ use super::super::row_gemv::LANES;
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::LIMB_BITS;
-use super::unpack_vnni::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4};
+use super::unpack::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4};
 use super::weight_panels::{unpack_rows, Panel, PanelParams, DEPTH};
 use super::x_tiles::{Layout, Tile, XTiles};
 use crate::format::{Bits, IqTable};
@@ -24,12 +24,15 @@ use crate::QuantFormat;
 use std::arch::x86_64::*;
 
 /// What multiplies panels with tiles of x, and the proof that the CPU has its instructions.
-pub(in super::super) trait Unit: Copy + Send + Sync + 'static {
+pub(in super::super) trait Multiplier: Copy + Send + Sync + 'static {
     /// How it reads rows of x.
     const LAYOUT: Layout;
 
     /// Panels that it multiplies together.
     const TOGETHER: usize;
+
+    /// The smallest groups with which it takes less time than f32.
+    const LEAST_GROUP: usize;
 
     /// What a thread holds while it multiplies.
     type InUse;
@@ -64,13 +67,13 @@ pub(in super::super) struct Chunk<'a> {
 
 /// The kernel.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Int8Gemm<U> {
-    unit: U,
+pub(in super::super) struct Int8Gemm<M> {
+    multiplier: M,
 }
 
-impl<U: Unit> Int8Gemm<U> {
-    pub(in super::super) fn new(unit: U) -> Self {
-        Self { unit }
+impl<M: Multiplier> Int8Gemm<M> {
+    pub(in super::super) fn new(multiplier: M) -> Self {
+        Self { multiplier }
     }
 
     fn prepared(
@@ -79,17 +82,17 @@ impl<U: Unit> Int8Gemm<U> {
         (x, k): (&[f32], usize),
         digits: Digits,
         threads: Threads,
-    ) -> Result<Prepared<U>, NotRepresentable> {
+    ) -> Result<Prepared<M>, NotRepresentable> {
         let codes = IntegerCodes::of(format).ok_or(NotRepresentable)?;
-        let (isa, group_size) = (self.unit.vnni(), format.group_size());
-        let x = XTiles::new(isa, (&codes, format.bits()), (group_size, U::LAYOUT), (x, k), digits, threads)?;
-        Ok(Prepared { unit: self.unit, codes, x })
+        let (isa, group_size) = (self.multiplier.vnni(), format.group_size());
+        let x = XTiles::new(isa, (&codes, format.bits()), (group_size, M::LAYOUT), (x, k), digits, threads)?;
+        Ok(Prepared { multiplier: self.multiplier, codes, x })
     }
 }
 
-impl<U: Unit> RowKernel for Int8Gemm<U> {
+impl<M: Multiplier> RowKernel for Int8Gemm<M> {
     fn supports(&self, format: QuantFormat) -> bool {
-        IntegerCodes::of(format).is_some()
+        format.group_size() >= M::LEAST_GROUP && IntegerCodes::of(format).is_some()
     }
 
     fn prepare(
@@ -103,9 +106,9 @@ impl<U: Unit> RowKernel for Int8Gemm<U> {
     }
 }
 
-impl<U: Unit> FastKernel for Int8Gemm<U> {
+impl<M: Multiplier> FastKernel for Int8Gemm<M> {
     fn supports(&self, format: QuantFormat) -> bool {
-        IntegerCodes::of(format).is_some()
+        format.group_size() >= M::LEAST_GROUP && IntegerCodes::of(format).is_some()
     }
 
     fn prepare(
@@ -127,13 +130,13 @@ const X_OF_TASK: usize = 48 * 12;
 const MAX_STREAMED: usize = 31;
 
 /// Rows of x as fixed-point numbers for these codes.
-struct Prepared<U> {
-    unit: U,
+struct Prepared<M> {
+    multiplier: M,
     codes: IntegerCodes,
     x: XTiles,
 }
 
-impl<U: Unit> PreparedMany for Prepared<U> {
+impl<M: Multiplier> PreparedMany for Prepared<M> {
     fn matmul(&self, matrix: &PackedMatrix, out: &mut [f32]) -> Result<(), NotRepresentable> {
         let m = self.x.m;
         assert_eq!(out.len(), m * matrix.rows, "an output has M * N numbers");
@@ -157,7 +160,7 @@ impl<U: Unit> PreparedMany for Prepared<U> {
     }
 }
 
-impl<U: Unit> PreparedX for Prepared<U> {
+impl<M: Multiplier> PreparedX for Prepared<M> {
     fn m(&self) -> usize {
         self.x.m
     }
@@ -173,7 +176,7 @@ impl<U: Unit> PreparedX for Prepared<U> {
     }
 }
 
-impl<U: Unit> Prepared<U> {
+impl<M: Multiplier> Prepared<M> {
     /// The tiles of some rows of x.
     fn tiles(&self, first: usize, count: usize) -> &[Tile] {
         let tiles = &self.x.tiles;
@@ -191,7 +194,7 @@ impl<U: Unit> Prepared<U> {
         tiles: &[Tile],
         each: impl FnMut(&Sums, usize),
     ) {
-        // SAFETY: `unit` proves that the CPU has the features of the functions.
+        // SAFETY: `multiplier` proves that the CPU has the features of the functions.
         unsafe {
             match self.x.digits {
                 1 => self.multiply_codes::<1>(matrix, rows, tiles, each),
@@ -218,7 +221,7 @@ impl<U: Unit> Prepared<U> {
         let lanes_of = |panel: usize| (first_row + panel * LANES, (rows - panel * LANES).min(LANES));
         let mut params: Vec<PanelParams> = Vec::new();
         // Few rows of x take few panels at a time, so that rows of the weight are read from their beginning to their end.
-        let together = if count <= MAX_STREAMED { U::TOGETHER } else { ROWS_OF_TASK / LANES };
+        let together = if count <= MAX_STREAMED { M::TOGETHER } else { ROWS_OF_TASK / LANES };
         for panel in 0..panels.min(together) {
             let mut of_panel = PanelParams::new(matrix, has_biases);
             of_panel.load(matrix, &self.codes, lanes_of(panel));
@@ -230,7 +233,7 @@ impl<U: Unit> Prepared<U> {
         let of_panels = vec![[0f32; LANES]; params.len() * stride];
         let mut sums = Sums { first_x, stride, of_panels };
         // SAFETY: this thread multiplies nothing else meanwhile; all tiles of several rows have the same size.
-        let _in_use = unsafe { self.unit.begin(last_tile.size, group_size) };
+        let _in_use = unsafe { self.multiplier.begin(last_tile.size, group_size) };
         for first_panel in (0..panels).step_by(params.len().max(1)) {
             let some = (panels - first_panel).min(params.len());
             if first_panel > 0 {
@@ -248,7 +251,7 @@ impl<U: Unit> Prepared<U> {
                 let elements = (first, (matrix.k - first).min(DEPTH));
                 let chunk = Chunk { codes, params: &params[..some], elements, group_size };
                 // SAFETY: `begin` has been called for tiles of this size and these groups.
-                unsafe { U::add::<DIGITS>(chunk, tiles, &mut sums) };
+                unsafe { M::add::<DIGITS>(chunk, tiles, &mut sums) };
             }
             for panel in 0..some {
                 let rows = (lanes_of(first_panel + panel), first_x..first_x + count);
@@ -287,7 +290,7 @@ impl<U: Unit> Prepared<U> {
                 Kind::Iq(IqTable::Iq3S) => unpack_rows::<4, IQ3_S>(matrix, rows, first, codes),
             }
         }
-        if matches!(U::LAYOUT, Layout::Rows) {
+        if matches!(M::LAYOUT, Layout::Rows) {
             let center = _mm512_set1_epi8(self.codes.center as i8);
             for codes in codes {
                 // SAFETY: the array has the bytes of a vector.

@@ -10,7 +10,7 @@ use super::super::isa::amx_tile::{self, Amx, Line, Tiles, LEFT, RIGHT, ROWS};
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::row_gemv::LANES;
 use super::fixed_point::LIMBS;
-use super::gemm::{scaled, Chunk, Sums, Unit};
+use super::gemm::{scaled, Chunk, Multiplier, Sums};
 use super::weight_panels::DEPTH;
 use super::x_tiles::{Layout, Tile, WORDS_OF_BLOCK};
 use std::arch::x86_64::*;
@@ -27,9 +27,11 @@ struct Waiting<'a> {
     group: usize,
 }
 
-impl Unit for Amx {
+impl Multiplier for Amx {
     const LAYOUT: Layout = Layout::Rows;
     const TOGETHER: usize = 2;
+    // Smaller ones fill a quarter of a tile, and sums are scaled as often.
+    const LEAST_GROUP: usize = 32;
     type InUse = Tiles;
 
     fn vnni(self) -> Avx512Vnni {
@@ -191,13 +193,13 @@ unsafe fn flush<const DIGITS: usize>(
 ) {
     for index in 0..panels {
         let (panel, counts) = (first_panel + index, &counts[index]);
+        let params = &chunk.params[panel];
         let to = sums.rows_from(panel, tile.first)[..tile.size].as_mut_ptr().cast::<f32>();
         // SAFETY: all of these have the group, as the caller vouches, and `to` the rows of the tile; a line is an aligned
         // vector.
         unsafe {
             let (units, x) =
                 (tile.units.as_ptr().add(group * tile.size), tile.sums.as_ptr().add(group * tile.size));
-            let params = chunk.params.get_unchecked(panel);
             let scales = _mm512_loadu_ps(params.scales.as_ptr().add(group).cast());
             let biases = match params.biases.is_empty() {
                 true => _mm512_setzero_ps(),

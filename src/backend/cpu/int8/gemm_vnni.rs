@@ -4,14 +4,15 @@
 
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::row_gemv::LANES;
-use super::gemm::{scaled, Chunk, Sums, Unit};
+use super::gemm::{scaled, Chunk, Multiplier, Sums};
 use super::weight_panels::{Panel, PanelParams, DEPTH};
 use super::x_tiles::{Layout, Tile};
 use std::arch::x86_64::*;
 
-impl Unit for Avx512Vnni {
+impl Multiplier for Avx512Vnni {
     const LAYOUT: Layout = Layout::Words;
     const TOGETHER: usize = 1;
+    const LEAST_GROUP: usize = 0;
     type InUse = ();
 
     fn vnni(self) -> Avx512Vnni {

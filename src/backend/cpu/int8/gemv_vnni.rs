@@ -25,7 +25,7 @@ use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{FixedPoint, LIMB_BITS};
 use super::outliers::{Found, Outliers};
-use super::unpack_vnni::{
+use super::unpack::{
     splits_sum, unpack_vector, AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4,
 };
 use crate::format::{Bits, IqTable};

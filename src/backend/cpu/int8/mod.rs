@@ -14,6 +14,6 @@ mod gemm_amx;
 mod gemm_vnni;
 pub(super) mod gemv_vnni;
 mod outliers;
-mod unpack_vnni;
+mod unpack;
 mod weight_panels;
 mod x_tiles;

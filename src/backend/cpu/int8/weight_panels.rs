@@ -1,4 +1,4 @@
-//! Sixteen packed rows as a *panel*: vectors in which lane r has four codes of row r, as the bytes that VNNI multiplies.
+//! Sixteen packed rows as a *panel*: vectors in which lane r has four codes of row r, as bytes.
 //!
 //! Rows are transposed four bytes at a time, packed where codes are 1, 2, 4 or 8 bits wide, else unpacked.
 
@@ -8,7 +8,7 @@ use super::super::group_params::{GroupParams, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::{load, LANES};
 use super::codes::IntegerCodes;
-use super::unpack_vnni::{unpack, AFFINE};
+use super::unpack::{unpack, AFFINE};
 use std::arch::x86_64::*;
 
 /// Elements along K of a panel: a multiple of all groups and of what is unpacked at a time.

@@ -2,6 +2,7 @@
 
 use super::super::aligned::Aligned;
 use super::super::fast_kernel::{Digits, NotRepresentable};
+use super::super::isa::amx_tile::ROWS;
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::tasks::{self, Threads};
 use super::codes::IntegerCodes;
@@ -28,9 +29,6 @@ pub(in super::super) enum Layout {
 /// Words of a row in a block.
 pub(super) const WORDS_OF_BLOCK: usize = 16;
 
-/// The most rows of a tile of [`Layout::Rows`].
-const ROWS: usize = 16;
-
 /// Rows of x.
 pub(super) struct XTiles {
     /// Digits of a number.
@@ -48,7 +46,8 @@ pub(in super::super) struct Tile {
     pub(super) size: usize,
     /// See [`Layout`]; the highest digit first.
     pub(super) words: Aligned<i32>,
-    /// `[group][row][digit]`: `-center *` the sum of the digits. Sums of products begin with them in [`Layout::Words`].
+    /// `[group][row][digit]`: `-center *` the sum of the digits. Sums of products begin with them; none in [`Layout::Rows`],
+    /// whose weights are less their center.
     pub(super) offsets: Aligned<i32>,
     /// `[group][row]`: numbers are multiples of it.
     pub(super) units: Aligned<f32>,
@@ -81,17 +80,19 @@ impl XTiles {
         };
         let tile = |first: usize| {
             let rows = (m - first).min(largest);
-            let (size, words) = match layout {
-                Layout::Words => (SIZES.into_iter().find(|size| *size >= rows).unwrap_or(largest), k / 4),
-                Layout::Rows => (largest, (k / 4).next_multiple_of(WORDS_OF_BLOCK)),
-            };
             let groups = k / group_size;
+            let (size, words, offsets) = match layout {
+                Layout::Words => {
+                    (SIZES.into_iter().find(|size| *size >= rows).unwrap_or(largest), k / 4, groups)
+                }
+                Layout::Rows => (largest, (k / 4).next_multiple_of(WORDS_OF_BLOCK), 0),
+            };
             Tile {
                 first,
                 rows,
                 size,
                 words: Aligned::new(words * size * digits),
-                offsets: Aligned::new(groups * size * digits),
+                offsets: Aligned::new(offsets * size * digits),
                 units: Aligned::new(groups * size),
                 sums: Aligned::new(groups * size),
             }

@@ -7,7 +7,7 @@ use super::super::tasks;
 use super::super::team::{Cursor, Failure, Member};
 use super::elementwise::join;
 use super::few::{scatter, take_blocks, Cursors, Step, BLOCK};
-use super::many::{add, normed, Seen, AT_ONCE, ROWS};
+use super::many::{add, normed, OperandOfMany, AT_ONCE, ROWS};
 use super::operand::Operand;
 use crate::backend::contiguous;
 use crate::backend::step::{ExpertBlock, Router, StackProjection, Updates};
@@ -208,7 +208,7 @@ pub(super) fn experts_of_many(
     let logits = match &block.router {
         Router::Packed(projection) => {
             let mut logits = Vec::new();
-            Seen::new(x, width).multiply(projection, updates, &mut logits)?;
+            OperandOfMany::new(x, width).multiply(projection, updates, &mut logits)?;
             logits
         }
         Router::Dense { weight, bias } => {
@@ -264,18 +264,18 @@ pub(super) fn experts_of_many(
 fn outputs_of(block: &ExpertBlock, pairs: &[Pair], x: &[f32], width: usize) -> Result<Vec<f32>> {
     let Some(expert) = pairs.first().map(|pair| pair.expert) else { return Ok(Vec::new()) };
     let seen = seen_by(block, pairs, x, width);
-    let mut x = Seen::new(&seen, width);
+    let mut x = OperandOfMany::new(&seen, width);
     let mut joined = multiply_stack(&mut x, &block.gate, expert)?;
     let up = multiply_stack(&mut x, &block.up, expert)?;
     tasks::for_each(joined.chunks_mut(AT_ONCE).zip(up.chunks(AT_ONCE)), |_, (gate, up)| {
         join(block.gating, gate, up);
     });
-    multiply_stack(&mut Seen::new(&joined, block.down.k), &block.down, expert)
+    multiply_stack(&mut OperandOfMany::new(&joined, block.down.k), &block.down, expert)
 }
 
-fn multiply_stack(x: &mut Seen, stack: &StackProjection, expert: usize) -> Result<Vec<f32>> {
+fn multiply_stack(x: &mut OperandOfMany, stack: &StackProjection, expert: usize) -> Result<Vec<f32>> {
     let bias = stack.bias.as_ref().and_then(|bias| bias.chunks_exact(stack.rows).nth(expert));
     let mut output = Vec::new();
-    x.multiply_matrix((&stack.weight, expert), bias, &mut output)?;
+    x.multiply_matrix((&stack.weight, expert), None, bias, &mut output)?;
     Ok(output)
 }

@@ -1,19 +1,19 @@
 //! Many rows: one node after another, each on all threads.
 
 use super::super::dense;
-use super::super::dispatch::Shared;
+use super::super::dispatch::ManyRows;
 use super::super::isa;
 use super::super::low_rank::LowRank;
 use super::super::tasks;
 use super::attend::Layers;
 use super::elementwise::{activate, normalize, scale_and_cap};
 use super::experts::experts_of_many;
-use super::operand::{embedded, in_order};
+use super::operand::{embedded, in_order, same_order};
 use crate::backend::step::{Input, Matrix, Node, Norm, Out, Plan, Projection, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache, QuantTensor};
 use candle_core::Result;
-use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Rows that a thread takes at a time where little is done with each.
 pub(super) const ROWS: usize = 8;
@@ -25,7 +25,7 @@ pub(super) const AT_ONCE: usize = 1 << 14;
 pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Result<Vec<f32>> {
     let layers = Layers::new(plan, input, caches)?;
     let multiply = |projection: &Projection, x: &[f32], out: &mut Vec<f32>| {
-        Seen::new(x, projection.k).multiply(projection, input.updates, out)
+        OperandOfMany::new(x, projection.k).multiply(projection, input.updates, out)
     };
     // In the same memory for all layers: fresh pages cost as much as some of the work.
     let (mut hidden, mut room, mut output, mut logits) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -40,7 +40,7 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
             }
             Node::Queries(norm, projections, clip) => {
                 let x = normed(&hidden, norm.as_ref(), plan.hidden, &mut room);
-                let mut x = Seen::new(x, plan.hidden);
+                let mut x = OperandOfMany::new(x, plan.hidden);
                 for (to, projection) in projected.iter_mut().zip(projections) {
                     x.multiply(projection, input.updates, to)?;
                     if let Some(clip) = clip {
@@ -55,7 +55,7 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
             }
             Node::Inner { norm, gate, up, activation } => {
                 let x = normed(&hidden, norm.as_ref(), plan.hidden, &mut room);
-                let mut x = Seen::new(x, plan.hidden);
+                let mut x = OperandOfMany::new(x, plan.hidden);
                 x.multiply(gate.as_ref().unwrap_or(up), input.updates, &mut inner)?;
                 match gate.is_some() {
                     true => x.multiply(up, input.updates, &mut ups)?,
@@ -103,17 +103,18 @@ pub(super) fn normed<'a>(
     room
 }
 
-/// Rows of x that several weights multiply, each as a whole.
-pub(super) struct Seen<'x> {
+/// Rows of x that several weights multiply, one whole output after another.
+pub(super) struct OperandOfMany<'x> {
     x: &'x [f32],
     k: usize,
-    shared: Shared<'x>,
+    /// An order of columns, and x in it.
+    ordered: Vec<(Option<Arc<[u32]>>, ManyRows<'x>)>,
 }
 
-impl<'x> Seen<'x> {
+impl<'x> OperandOfMany<'x> {
     /// Rows of `k` numbers.
     pub(super) fn new(x: &'x [f32], k: usize) -> Self {
-        Self { x, k, shared: Shared::new(isa::best(), k, x, ActivationPrecision::current()) }
+        Self { x, k, ordered: Vec::new() }
     }
 
     /// What a projection makes of them, in place of what `out` has.
@@ -127,16 +128,10 @@ impl<'x> Seen<'x> {
         let (bias, n) = (projection.bias.as_deref(), projection.rows);
         // With adapters it is added behind them.
         let first_bias = bias.filter(|_| updates.is_none());
-        let rows = self.x.len().checked_div(self.k).unwrap_or(0);
-        let ordered = in_order(self.x, rows, projection.columns.as_ref());
-        match (&projection.weight, &ordered) {
-            (Matrix::Dense(weight), _) => *out = dense::many(weight, &ordered, first_bias)?,
-            (Matrix::Packed(weight), Cow::Borrowed(_)) => {
-                self.multiply_matrix((weight, 0), first_bias, out)?
-            }
-            (Matrix::Packed(weight), Cow::Owned(x)) => {
-                let mut x = Seen::new(x, x.len().checked_div(rows).unwrap_or(0));
-                x.multiply_matrix((weight, 0), first_bias, out)?;
+        match &projection.weight {
+            Matrix::Dense(weight) => *out = dense::many(weight, self.x, first_bias)?,
+            Matrix::Packed(weight) => {
+                self.multiply_matrix((weight, 0), projection.columns.as_ref(), first_bias, out)?;
             }
         }
         if let Some(updates) = updates {
@@ -145,17 +140,32 @@ impl<'x> Seen<'x> {
         Ok(())
     }
 
-    /// By one matrix of a stack.
+    /// By one matrix of a stack, whose columns have this order.
     pub(super) fn multiply_matrix(
         &mut self,
         (weight, index): (&QuantTensor, usize),
+        columns: Option<&Arc<[u32]>>,
         bias: Option<&[f32]>,
         out: &mut Vec<f32>,
     ) -> Result<()> {
         with_matrix(weight, index, |matrix| {
-            self.shared.matmul(matrix, bias, out);
+            if let Some(rows) = self.in_order(matrix.k, columns) {
+                rows.matmul(matrix, bias, out);
+            }
             Ok(())
         })
+    }
+
+    /// x in this order of `k` columns.
+    fn in_order(&mut self, k: usize, columns: Option<&Arc<[u32]>>) -> Option<&mut ManyRows<'x>> {
+        let known = self.ordered.iter().position(|(order, _)| same_order(order.as_ref(), columns));
+        let index = known.unwrap_or_else(|| {
+            let x = in_order(self.x, self.x.len().checked_div(self.k).unwrap_or(0), columns);
+            let rows = ManyRows::new(isa::best(), k, x, ActivationPrecision::current());
+            self.ordered.push((columns.cloned(), rows));
+            self.ordered.len() - 1
+        });
+        self.ordered.get_mut(index).map(|(_, rows)| rows)
     }
 }
 

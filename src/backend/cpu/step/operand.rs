@@ -35,6 +35,14 @@ pub(super) fn in_order<'x>(x: &'x [f32], rows: usize, columns: Option<&Arc<[u32]
     Cow::Owned(ordered)
 }
 
+/// Whether two orders of columns are one. Plans have each but once.
+pub(super) fn same_order(a: Option<&Arc<[u32]>>, b: Option<&Arc<[u32]>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (a, b) => a.is_none() && b.is_none(),
+    }
+}
+
 /// A format, an order of columns, and x as these have it.
 type PreparedFor = (QuantFormat, Option<Arc<[u32]>>, Prepared<'static>);
 
@@ -97,12 +105,8 @@ impl<'a> Operand<'a> {
         count: usize,
     ) -> Result<Vec<f32>> {
         let format = weight.format();
-        let is_same = |known: Option<&Arc<[u32]>>| match (known, columns) {
-            (Some(known), Some(columns)) => Arc::ptr_eq(known, columns),
-            (known, columns) => known.is_none() && columns.is_none(),
-        };
-        let known =
-            self.prepared.iter().position(|(known, order, _)| *known == format && is_same(order.as_ref()));
+        let is_same = |order: &Option<Arc<[u32]>>| same_order(order.as_ref(), columns);
+        let known = self.prepared.iter().position(|(known, order, _)| *known == format && is_same(order));
         let place = known.unwrap_or_else(|| {
             let x = in_order(&self.x, self.rows, columns);
             let k = x.len() / self.rows.max(1);

@@ -1,4 +1,4 @@
-//! Packed codes as the unsigned bytes that VNNI multiplies.
+//! Packed codes as unsigned bytes.
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
