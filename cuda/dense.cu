@@ -235,8 +235,8 @@ __device__ __forceinline__ void embed_token(const CqEmbed &p) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
     if (i >= p.k) return;
-    const uint32_t row = p.ids[blockIdx.x];
-    float number = __uint_as_float(0x7fc00000u);
+    const uint32_t id = p.ids[blockIdx.x], row = id - p.first_row;
+    float number = id < p.vocabulary ? 0.f : __uint_as_float(0x7fc00000u);
     if (row < p.rows) number = load_float(p.table, size_t(row) * p.k + i, p.table_dtype) * p.factor;
     store_float(p.y, size_t(blockIdx.x) * p.k + i, p.y_dtype, number);
 }

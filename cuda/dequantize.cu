@@ -1,7 +1,7 @@
 // dequantize_<format>: rows of a weight as f16, bf16 or f32 (CqDequantize).
 //
 // The f32 bits are those of the scalar reference, times a factor; f16 and bf16 are that number rounded once. A row that
-// the weight does not have (an id out of range) is written as NaN and not read.
+// the weight does not have is not read: zeros for an id whose row another rank has, NaN for one that nobody has.
 //
 // Grid (count, ceil(k / 2048)), 256 threads of eight elements each, no dynamic shared memory.
 // y is 16-byte aligned, packed 4-byte aligned.
@@ -44,9 +44,10 @@ template <class F> __device__ __forceinline__ void dequantize(const CqDequantize
     wait_for_earlier_kernels();
     let_next_kernel_start();
     if (octet >= octets) return;
-    const uint64_t row = p.ids ? load_id(p.ids, blockIdx.x, p.ids_bytes) : p.first_row + blockIdx.x;
-    const float nan = __uint_as_float(0x7fc00000u);
-    float a[4] = {nan, nan, nan, nan}, b[4] = {nan, nan, nan, nan};
+    const uint64_t id = p.ids ? load_id(p.ids, blockIdx.x, p.ids_bytes) : 0;
+    const uint64_t row = p.ids ? id - p.first_row : p.first_row + blockIdx.x;
+    const float none = id < p.vocabulary ? 0.f : __uint_as_float(0x7fc00000u);
+    float a[4] = {none, none, none, none}, b[4] = {none, none, none, none};
     if (row < p.matrix.rows) {
         const Octet codes = load_octet<F::BITS>(p.matrix.packed + row * words_of_row<F::BITS>(p.k), octet);
         const GroupScale group = F::load_group(p.matrix, row * groups + group_of_row, p.matrix.global_scale);

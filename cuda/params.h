@@ -153,12 +153,15 @@ typedef struct CqDense {
     uint32_t unused;
 } CqDense;
 
-/* Rows of a dense table, times a number; NaN for ids that it does not have. Grid: (count, ceil(k / 256)). */
+/* Rows of a dense table, times a number: zeros for ids below `vocabulary` whose rows others have, NaN for ids beyond. Grid: (count,
+ * ceil(k / 256)). */
 typedef struct CqEmbed {
-    const void *table;   /* [rows, k] of table_dtype */
+    const void *table;   /* [rows, k] of table_dtype: those of the ids first_row .. first_row + rows */
     const uint32_t *ids; /* [count] */
     void *y;             /* [count, k] of y_dtype */
+    uint32_t first_row;
     uint32_t rows;
+    uint32_t vocabulary;
     uint32_t k;
     uint32_t table_dtype;
     uint32_t y_dtype;
@@ -437,9 +440,10 @@ typedef struct CqAppend {
 /* Rows of a weight, dequantized: all of them, or those named by ids. */
 typedef struct CqDequantize {
     CqMatrix matrix;
-    const void *ids;    /* [count] of ids_dtype: embedding; null: rows first_row .. first_row + count */
+    const void *ids;    /* [count] of ids_bytes: embedding; null: rows first_row .. first_row + count */
     void *y;            /* [count, k] of y_dtype */
-    uint64_t first_row;
+    uint64_t first_row; /* with ids: the id of the first row */
+    uint64_t vocabulary; /* ids below, whose rows others have, give zeros; those beyond NaN */
     uint32_t count;
     uint32_t k;
     uint32_t group_size;

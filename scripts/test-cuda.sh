@@ -102,5 +102,5 @@ else
   done
   PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl \
     -p candle-quant-models -p candle-quant-nn -p candle-quant-tools --test 'cuda*'
-  PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl -p candle-quant-models --lib on_device
+  PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl -p candle-quant-models --lib -- on_device on_ranks
 fi

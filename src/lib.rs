@@ -130,12 +130,12 @@ pub mod parallel {
     #[doc(hidden)]
     pub use crate::distributed::fuzzing;
     pub use crate::distributed::partition::{split, split_or_cut_units, whole_groups, MOST_RANKS};
-    pub use crate::distributed::{run, Collective, Launch, Rank, MOST_RANKS_OF_A_PROCESS};
+    pub use crate::distributed::{run, Collective, Launch, Rank, StreamCollective, MOST_RANKS_OF_A_PROCESS};
     #[cfg(feature = "processes")]
     pub use crate::distributed::{Joined, RankInfo, Secret};
     pub use crate::nn::expert_split::{expert_shares, ExpertShare, ExpertSplit};
     pub use crate::nn::parallel::{
         column_parallel, parallel_experts, row_parallel, vocab_parallel_embedding, vocab_parallel_head,
-        ParallelExperts, RowParallel, VocabParallelEmbedding, VocabParallelHead,
+        ParallelExperts, PartialSum, RowParallel, VocabParallelEmbedding, VocabParallelHead, VocabularyShare,
     };
 }

@@ -3,6 +3,7 @@
 
 use super::low_rank::Update;
 use super::routing::Routing;
+use crate::distributed::Rank;
 use crate::tensor::DeviceRows;
 use crate::{Error, KvCache, QuantTensor};
 use candle_core::Tensor;
@@ -116,6 +117,9 @@ pub(crate) enum Activation {
 /// What becomes of the output of a block: `hidden += scale * norm(output)`.
 #[derive(Debug)]
 pub(crate) struct Out {
+    /// Whether it is a part, and those of all ranks are summed first.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) is_part: bool,
     pub(crate) norm: Option<Norm>,
     pub(crate) scale: f32,
 }
@@ -174,7 +178,13 @@ pub(crate) struct ExpertBlock {
 #[derive(Debug)]
 pub(crate) enum Node {
     /// hidden = the tokens' rows of the table, times a number.
-    Embed(Matrix, f32),
+    Embed {
+        table: Matrix,
+        factor: f32,
+        /// The token of the first row, if other ranks have those of other tokens.
+        #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+        first_token: Option<usize>,
+    },
     /// queries, keys, values = each projection of norm(hidden), cut at a number and its negative if there is one.
     Queries(Option<Norm>, [Projection; 3], Option<f32>),
     /// Turns queries and keys, appends keys and values to the cache; attended = what queries see there.
@@ -188,7 +198,14 @@ pub(crate) enum Node {
     /// hidden += what becomes of the sum of what the chosen experts make of norm(hidden).
     Experts(Box<ExpertBlock>),
     /// logits = scale * projection of norm(hidden), of the rows that are asked for; ended by `softcap` as in [`Heads`].
-    Logits { norm: Option<Norm>, head: Projection, scale: f32, softcap: Option<f32> },
+    Logits {
+        norm: Option<Norm>,
+        head: Projection,
+        scale: f32,
+        softcap: Option<f32>,
+        /// How many each rank has, if this one has a part.
+        parts: Option<Vec<usize>>,
+    },
 }
 
 impl Node {
@@ -200,7 +217,7 @@ impl Node {
             Self::AddAttended(projection, _) | Self::AddInner(projection, _) => vec![projection],
             Self::Inner { gate, up, .. } => gate.iter().chain([up]).collect(),
             Self::Logits { head, .. } => vec![head],
-            Self::Embed(..) | Self::Attend(_) | Self::Experts(_) => Vec::new(),
+            Self::Embed { .. } | Self::Attend(_) | Self::Experts(_) => Vec::new(),
         }
     }
 }
@@ -210,17 +227,19 @@ impl Node {
 pub(crate) struct Plan {
     pub(crate) nodes: Vec<Node>,
     pub(crate) hidden: usize,
-    /// Rows of the embedding table.
+    /// Rows of the embedding table, of all ranks together.
     pub(crate) vocabulary: usize,
+    /// This one of several, if it has a part of the plan.
+    pub(crate) rank: Option<Rank>,
     /// Those of all layers, each once.
     pub(crate) turns: Vec<Turn>,
 }
 
 impl Plan {
-    /// Numbers of logits of a token.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    /// Numbers of logits of a token, of all ranks together.
     pub(crate) fn outputs(&self) -> usize {
         match self.nodes.last() {
+            Some(Node::Logits { parts: Some(parts), .. }) => parts.iter().sum(),
             Some(Node::Logits { head, .. }) => head.rows,
             _ => 0,
         }

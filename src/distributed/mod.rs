@@ -14,7 +14,7 @@ mod rank;
 #[cfg(feature = "processes")]
 mod rendezvous;
 
-pub use collective::Collective;
+pub use collective::{Collective, StreamCollective};
 pub use launch::{run, Launch, MOST_RANKS_OF_A_PROCESS};
 #[cfg(feature = "processes")]
 pub use launcher_env::RankInfo;

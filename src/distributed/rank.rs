@@ -1,6 +1,6 @@
 //! One rank of a group, with its device.
 
-use super::collective::Collective;
+use super::collective::{Collective, StreamCollective};
 use crate::{known, Result};
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
@@ -73,6 +73,20 @@ impl Rank {
     /// As documented there.
     pub fn barrier(&self) -> Result<()> {
         self.collective.barrier()
+    }
+
+    /// See [`Collective::in_streams`].
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn in_streams(
+        &self,
+        work: &mut dyn FnMut(&dyn StreamCollective) -> Result<()>,
+    ) -> Option<Result<()>> {
+        self.collective.in_streams(work)
+    }
+
+    /// Whether both are one.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.collective, &other.collective)
     }
 }
 

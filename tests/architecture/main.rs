@@ -23,7 +23,7 @@ const CRATE: Floor = Floor {
         room("format", &["error"]),
         room("tensor", &["error", "format"]),
         room("distributed", &["error", "known", "format"]),
-        room("backend", &["error", "known", "format", "tensor"]),
+        room("backend", &["error", "known", "format", "tensor", "distributed"]),
         // It chooses no kernels.
         room("checkpoint", &["error", "format", "tensor"]),
         room("nn", &["error", "format", "tensor", "distributed", "backend", "checkpoint"]),

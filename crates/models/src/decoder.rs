@@ -21,7 +21,7 @@ use candle_nn::Module;
 use candle_quant::checkpoint::Checkpoint;
 use candle_quant::nn::{Adapters, VarBuilder};
 use candle_quant::parallel::{
-    vocab_parallel_embedding, vocab_parallel_head, VocabParallelEmbedding, VocabParallelHead,
+    vocab_parallel_embedding, vocab_parallel_head, Rank, VocabParallelEmbedding, VocabParallelHead,
 };
 use candle_quant::step::{DeviceStep, StepPlan};
 use candle_quant::{Error, Result};
@@ -48,8 +48,8 @@ pub struct Model {
     context: usize,
     dtype: DType,
     device: Device,
-    /// Whether it is a part of a model, whose other parts it waits for.
-    is_sharded: bool,
+    /// If it is a part of a model, whose other parts it waits for.
+    rank: Option<Rank>,
     adapters: Adapters,
 }
 
@@ -94,7 +94,7 @@ impl Model {
     /// Builds a model from the weights at the root of `vb`; activations have the builder's dtype.
     ///
     /// On a builder for one of several ranks ([`VarBuilder::sharded`]) it is that rank's part: all ranks have to
-    /// call [`forward`](Model::forward) alike, and all receive the logits.
+    /// build one, and to call [`forward`](Model::forward) alike, and all receive the logits.
     ///
     /// # Errors
     /// If the config is senseless, the dtype is not f32, f16 or bf16, or the weights are missing, damaged or contradict
@@ -166,10 +166,10 @@ impl Model {
             context: options.context.unwrap_or(config.context()),
             dtype,
             device: vb.device().clone(),
-            is_sharded: vb.rank().is_some(),
+            rank: vb.rank().cloned(),
             adapters: vb.adapters().clone(),
         };
-        this.plan = this.planned();
+        this.plan = this.planned()?;
         // Once, of several ranks.
         if let Some(checkpoint) = vb.checkpoint().filter(|_| vb.rank().is_none_or(|rank| rank.index() == 0)) {
             warn_of_unused(config, checkpoint);
@@ -226,7 +226,7 @@ impl Model {
     fn on_pool<T: Send>(&mut self, ids: &Tensor, work: impl FnOnce(&mut Self) -> T + Send) -> T {
         const FEW: usize = 16;
         let is_small = self.device.is_cpu() && ids.elem_count() <= FEW;
-        if is_small && !self.is_sharded && rayon::current_thread_index().is_none() {
+        if is_small && self.rank.is_none() && rayon::current_thread_index().is_none() {
             rayon::scope(|_| work(self))
         } else {
             work(self)

@@ -59,8 +59,9 @@ impl Out {
         x + y
     }
 
-    fn of_step(&self) -> candle_quant::Result<BlockOutput<'_>> {
-        Ok(BlockOutput { norm: of_step(&self.norm)?, scale: self.scale })
+    /// What becomes of the output of a block, which is summed as that says.
+    fn of_step<'a>(&'a self, block: BlockOutput<'a>) -> candle_quant::Result<BlockOutput<'a>> {
+        Ok(BlockOutput { norm: of_step(&self.norm)?, scale: self.scale, ..block })
     }
 }
 
@@ -139,13 +140,13 @@ impl Layer {
         let attention =
             self.attention.block(&turn, self.rope).ok_or_else(|| unplanned("another attention"))?;
         let norm = of_step(&self.attention_norm)?;
-        let attention = AttentionBlock { norm, out: self.attention_out.of_step()?, ..attention };
+        let out = self.attention_out.of_step(attention.out)?;
+        let attention = AttentionBlock { norm, out, ..attention };
         let norm = if self.is_parallel { norm } else { of_step(&self.mlp_norm)? };
-        let out = self.mlp_out.of_step()?;
         match (&self.mlp, self.is_parallel) {
             (FeedForward::Dense(mlp), is_parallel) => {
                 let mlp = mlp.block().ok_or_else(|| unplanned("a rank's part of a feed-forward block"))?;
-                let mlp = FeedForwardBlock { norm, out, ..mlp };
+                let mlp = FeedForwardBlock { norm, out: self.mlp_out.of_step(mlp.out)?, ..mlp };
                 match is_parallel {
                     true => plan.parallel(attention, mlp),
                     false => plan.attention(attention).and_then(|()| plan.feed_forward(mlp)),
@@ -155,6 +156,7 @@ impl Layer {
                 let what = "a rank's part of experts, or a shared expert with a gate";
                 let experts = experts.block().ok_or_else(|| unplanned(what))?;
                 plan.attention(attention)?;
+                let out = self.mlp_out.of_step(experts.out)?;
                 plan.experts(ExpertsBlock { norm, out, ..experts })
             }
             (FeedForward::Sparse(_), true) => Err(unplanned("experts beside attention")),

@@ -7,7 +7,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Activation, Module};
 use candle_quant::nn::{swiglu, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::RowParallel;
-use candle_quant::step::FeedForwardBlock;
+use candle_quant::step::{BlockOutput, FeedForwardBlock};
 
 /// `down(act(gate(x)) * up(x))`, or without a gate `down(act(up(x)))`.
 #[derive(Debug)]
@@ -56,11 +56,11 @@ impl Mlp {
         })
     }
 
-    /// The block between its norms, if it is whole.
+    /// The block between its norms, if plans have it.
     pub fn block(&self) -> Option<FeedForwardBlock<'_>> {
-        let activation = self.activation;
-        let block = FeedForwardBlock::new(self.gate_proj.as_ref(), &self.up_proj, self.down_proj.whole()?);
-        Some(FeedForwardBlock { activation, ..block })
+        let (activation, (down_proj, sum)) = (self.activation, self.down_proj.part()?);
+        let block = FeedForwardBlock::new(self.gate_proj.as_ref(), &self.up_proj, down_proj);
+        Some(FeedForwardBlock { activation, out: BlockOutput { sum, ..block.out }, ..block })
     }
 
     /// What is made of `x`, added to `residual` if there is one.

@@ -213,7 +213,9 @@ pub struct CqEmbed {
     pub table: *const ::core::ffi::c_void,
     pub ids: *const u32,
     pub y: *mut ::core::ffi::c_void,
+    pub first_row: u32,
     pub rows: u32,
+    pub vocabulary: u32,
     pub k: u32,
     pub table_dtype: u32,
     pub y_dtype: u32,
@@ -222,17 +224,19 @@ pub struct CqEmbed {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqEmbed"][::core::mem::size_of::<CqEmbed>() - 48usize];
+    ["Size of CqEmbed"][::core::mem::size_of::<CqEmbed>() - 56usize];
     ["Alignment of CqEmbed"][::core::mem::align_of::<CqEmbed>() - 8usize];
     ["Offset of field: CqEmbed::table"][::core::mem::offset_of!(CqEmbed, table) - 0usize];
     ["Offset of field: CqEmbed::ids"][::core::mem::offset_of!(CqEmbed, ids) - 8usize];
     ["Offset of field: CqEmbed::y"][::core::mem::offset_of!(CqEmbed, y) - 16usize];
-    ["Offset of field: CqEmbed::rows"][::core::mem::offset_of!(CqEmbed, rows) - 24usize];
-    ["Offset of field: CqEmbed::k"][::core::mem::offset_of!(CqEmbed, k) - 28usize];
-    ["Offset of field: CqEmbed::table_dtype"][::core::mem::offset_of!(CqEmbed, table_dtype) - 32usize];
-    ["Offset of field: CqEmbed::y_dtype"][::core::mem::offset_of!(CqEmbed, y_dtype) - 36usize];
-    ["Offset of field: CqEmbed::factor"][::core::mem::offset_of!(CqEmbed, factor) - 40usize];
-    ["Offset of field: CqEmbed::unused"][::core::mem::offset_of!(CqEmbed, unused) - 44usize];
+    ["Offset of field: CqEmbed::first_row"][::core::mem::offset_of!(CqEmbed, first_row) - 24usize];
+    ["Offset of field: CqEmbed::rows"][::core::mem::offset_of!(CqEmbed, rows) - 28usize];
+    ["Offset of field: CqEmbed::vocabulary"][::core::mem::offset_of!(CqEmbed, vocabulary) - 32usize];
+    ["Offset of field: CqEmbed::k"][::core::mem::offset_of!(CqEmbed, k) - 36usize];
+    ["Offset of field: CqEmbed::table_dtype"][::core::mem::offset_of!(CqEmbed, table_dtype) - 40usize];
+    ["Offset of field: CqEmbed::y_dtype"][::core::mem::offset_of!(CqEmbed, y_dtype) - 44usize];
+    ["Offset of field: CqEmbed::factor"][::core::mem::offset_of!(CqEmbed, factor) - 48usize];
+    ["Offset of field: CqEmbed::unused"][::core::mem::offset_of!(CqEmbed, unused) - 52usize];
 };
 pub const CQ_NOT_GATED: CqGating = 0;
 pub const CQ_SILU: CqGating = 1;
@@ -726,6 +730,7 @@ pub struct CqDequantize {
     pub ids: *const ::core::ffi::c_void,
     pub y: *mut ::core::ffi::c_void,
     pub first_row: u64,
+    pub vocabulary: u64,
     pub count: u32,
     pub k: u32,
     pub group_size: u32,
@@ -735,19 +740,21 @@ pub struct CqDequantize {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqDequantize"][::core::mem::size_of::<CqDequantize>() - 104usize];
+    ["Size of CqDequantize"][::core::mem::size_of::<CqDequantize>() - 112usize];
     ["Alignment of CqDequantize"][::core::mem::align_of::<CqDequantize>() - 8usize];
     ["Offset of field: CqDequantize::matrix"][::core::mem::offset_of!(CqDequantize, matrix) - 0usize];
     ["Offset of field: CqDequantize::ids"][::core::mem::offset_of!(CqDequantize, ids) - 56usize];
     ["Offset of field: CqDequantize::y"][::core::mem::offset_of!(CqDequantize, y) - 64usize];
     ["Offset of field: CqDequantize::first_row"][::core::mem::offset_of!(CqDequantize, first_row) - 72usize];
-    ["Offset of field: CqDequantize::count"][::core::mem::offset_of!(CqDequantize, count) - 80usize];
-    ["Offset of field: CqDequantize::k"][::core::mem::offset_of!(CqDequantize, k) - 84usize];
+    ["Offset of field: CqDequantize::vocabulary"]
+        [::core::mem::offset_of!(CqDequantize, vocabulary) - 80usize];
+    ["Offset of field: CqDequantize::count"][::core::mem::offset_of!(CqDequantize, count) - 88usize];
+    ["Offset of field: CqDequantize::k"][::core::mem::offset_of!(CqDequantize, k) - 92usize];
     ["Offset of field: CqDequantize::group_size"]
-        [::core::mem::offset_of!(CqDequantize, group_size) - 88usize];
-    ["Offset of field: CqDequantize::ids_bytes"][::core::mem::offset_of!(CqDequantize, ids_bytes) - 92usize];
-    ["Offset of field: CqDequantize::y_dtype"][::core::mem::offset_of!(CqDequantize, y_dtype) - 96usize];
-    ["Offset of field: CqDequantize::factor"][::core::mem::offset_of!(CqDequantize, factor) - 100usize];
+        [::core::mem::offset_of!(CqDequantize, group_size) - 96usize];
+    ["Offset of field: CqDequantize::ids_bytes"][::core::mem::offset_of!(CqDequantize, ids_bytes) - 100usize];
+    ["Offset of field: CqDequantize::y_dtype"][::core::mem::offset_of!(CqDequantize, y_dtype) - 104usize];
+    ["Offset of field: CqDequantize::factor"][::core::mem::offset_of!(CqDequantize, factor) - 108usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -40,7 +40,7 @@ pub(crate) fn dequantize(weight: &QuantTensor, dtype: DType) -> Result<Tensor> {
 /// The rows `ids` (U8, U32 or I64) of a matrix. A row that the matrix does not have is NaN: the host never
 /// reads the ids.
 pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<Tensor> {
-    let [_, k] = weight.dims()[..] else { bail!("an embedding is a matrix") };
+    let [rows, k] = weight.dims()[..] else { bail!("an embedding is a matrix") };
     let ids = ids.contiguous()?;
     let kernel = FormatKernels::of(weight.format())?.dequantize();
     filled(weight.device(), [ids.dims(), &[k]].concat(), dtype, |y, stream| {
@@ -52,6 +52,7 @@ pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<
             ids: ids_address.as_ptr(),
             y: y as *mut _,
             first_row: 0,
+            vocabulary: rows as u64,
             count: u32_of("ids", ids.elem_count())?,
             k: u32_of("K", k)?,
             group_size: u32_of("group size", weight.format().group_size())?,
@@ -84,6 +85,7 @@ pub(super) unsafe fn rows_to(
         ids: std::ptr::null(),
         y: y as *mut _,
         first_row: rows.start as u64,
+        vocabulary: 0,
         count: u32_of("rows of a weight", rows.len())?,
         k: u32_of("K", k)?,
         group_size: u32_of("group size", format.group_size())?,

@@ -2,19 +2,21 @@
 
 mod communicator;
 
-use super::collective::{no_rank, wrong_dim, Collective};
+use super::collective::{no_rank, wrong_dim, Collective, StreamCollective};
 use super::host_group::Group;
 use super::launcher_env::RankInfo;
 use super::partition::split;
 use super::rank::Rank;
 use crate::{Error, Result};
-use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaSlice, DeviceRepr};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaContext, CudaSlice, DevicePtr, DevicePtrMut, DeviceRepr,
+};
 use candle_core::cuda_backend::cudarc::nccl::result::NcclError;
-use candle_core::cuda_backend::cudarc::nccl::{Comm, Id, NcclType, ReduceOp};
+use candle_core::cuda_backend::cudarc::nccl::{Id, NcclType};
 use candle_core::cuda_backend::CudaDType;
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Device, DeviceLocation, Storage, Tensor, WithDType};
-use communicator::Communicator;
+use communicator::{together, Buffers, Communicator, Live};
 use half::{bf16, f16};
 use std::ffi::c_char;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -64,9 +66,8 @@ pub fn connect(id: &[u8], device: &Device, index: usize, group: &Arc<Group>) -> 
     let bytes = bytes.map_err(|_| Error::mismatch("id of NCCL", "128 bytes", id.len().to_string()))?;
     let stream = gpu.cuda_stream();
     stream.context().bind_to_thread().map_err(candle_core::Error::wrap)?;
-    let comm = Comm::from_rank(stream, index, group.world_size(), Id::uninit(bytes));
-    let comm = comm.map_err(|error| cause(group, failed("connecting", &error)))?;
-    let communicator = Arc::new(Communicator::new(comm));
+    let live = Live::connect(bytes, stream, index, group.world_size());
+    let communicator = Arc::new(Communicator::new(live.map_err(|error| cause(group, error))?));
     // It stays until the whole group ends: other ranks may still read from this one's buffers.
     let of_group = Arc::clone(&communicator);
     group.on_failure(move |_, _| of_group.abort());
@@ -166,73 +167,50 @@ impl Member {
         };
         let sent = T::as_cuda_slice(storage)?.slice(start..end);
         let own = |counts: &[usize]| counts.get(self.index).copied().unwrap_or_default();
-        let lens = match operation {
-            Operation::Sum | Operation::Broadcast { .. } => vec![sent.len()],
-            Operation::Gather { counts } if is_even(counts) => vec![counts.iter().sum()],
-            Operation::Gather { counts } => counts.to_vec(),
-            Operation::ReduceScatter { counts } => vec![own(counts)],
+        let len = match operation {
+            Operation::Sum | Operation::Broadcast { .. } => sent.len(),
+            Operation::Gather { counts } => counts.iter().sum(),
+            Operation::ReduceScatter { counts } => own(counts),
         };
         // NCCL writes all of it before anything reads it in the order of the stream.
-        let allocate = |len: &usize| allocate::<T>(&self.gpu, *len);
-        let mut received = lens.iter().map(allocate).collect::<candle_core::Result<Vec<_>>>()?;
-        let told = self.communicator.with(|comm| {
-            comm.context().bind_to_thread().map_err(candle_core::Error::wrap)?;
-            // A view ends where the numbers end.
-            let mut received = received
-                .iter_mut()
-                .zip(&lens)
-                .map(|(slice, len)| slice.slice_mut(..*len))
-                .collect::<Vec<_>>();
-            let first = received.first_mut().ok_or_else(|| no_rank(self.index))?;
-            let done = match operation {
-                Operation::Sum => comm.all_reduce(&sent, first, &ReduceOp::Sum),
-                Operation::Broadcast { root } => comm.broadcast(Some(&sent), first, nccl_rank(*root)?),
-                Operation::Gather { counts } if is_even(counts) => comm.all_gather(&sent, first),
-                Operation::ReduceScatter { counts } if is_even(counts) => {
-                    comm.reduce_scatter(&sent, first, &ReduceOp::Sum)
-                }
-                // NCCL knows only shares of one size.
-                Operation::Gather { .. } => {
-                    let mut together = comm.group();
-                    for (root, part) in received.into_iter().enumerate() {
-                        together.broadcast(Some(sent.slice(..)), part, nccl_rank(root)?).map_err(not_done)?;
+        let mut received = allocate::<T>(&self.gpu, len)?;
+        let told = self.communicator.with(|live| {
+            live.stream().context().bind_to_thread().map_err(candle_core::Error::wrap)?;
+            let ((from, _sent), (to, _received)) =
+                (sent.device_ptr(live.stream()), received.device_ptr_mut(live.stream()));
+            let (dtype, stream) = (T::as_nccl_type(), live.own_stream());
+            let of = |count| Buffers { from, to, count, dtype };
+            // SAFETY: both are memory of the rank's GPU, of as many elements as the operation reads and writes: ranks have
+            // agreed on shapes. The views are held, and drops of memory come behind in the order of the stream.
+            unsafe {
+                match operation {
+                    Operation::Sum => live.all_reduce(of(sent.len()), stream),
+                    Operation::Broadcast { root } => live.broadcast(of(sent.len()), *root, stream),
+                    Operation::Gather { counts } => {
+                        live.gather((of(sent.len()), size_of::<T>()), counts, stream)
                     }
-                    return Ok(());
-                }
-                Operation::ReduceScatter { counts } => {
-                    let mut received = received.into_iter();
-                    let mut together = comm.group();
-                    let mut start = 0;
-                    for (root, count) in counts.iter().enumerate() {
-                        let info = if root == self.index { received.next() } else { None };
-                        let part = sent.slice(start..start + count);
-                        start += count;
-                        together.reduce(part, info, &ReduceOp::Sum, nccl_rank(root)?).map_err(not_done)?;
+                    Operation::ReduceScatter { counts } if is_even(counts) => {
+                        live.reduce_scatter(of(own(counts)), stream)
                     }
-                    return Ok(());
+                    // NCCL knows only shares of one size.
+                    Operation::ReduceScatter { counts } => together(|| {
+                        let mut from = from;
+                        counts.iter().enumerate().try_for_each(|(root, count)| {
+                            let to = if root == self.index { to } else { 0 };
+                            let part = Buffers { from, to, ..of(*count) };
+                            from += (count * size_of::<T>()) as u64;
+                            live.reduce(part, root, stream)
+                        })
+                    }),
                 }
-            };
-            done.map(drop).map_err(not_done)
+            }
         });
         match told {
             Some(done) => done.map_err(|error| cause(&self.group, error))?,
             None => return Err(self.group.failure().unwrap_or_else(|| no_rank(self.index))),
         }
-        let all: usize = lens.iter().sum();
-        let output = match <[CudaSlice<T>; 1]>::try_from(received) {
-            Ok([output]) => output,
-            Err(parts) => {
-                let mut output = allocate(&all)?;
-                let mut start = 0;
-                for (part, len) in parts.iter().zip(&lens).filter(|(_, len)| **len > 0) {
-                    self.gpu.memcpy_dtod(&part.slice(..*len), &mut output.slice_mut(start..start + len))?;
-                    start += len;
-                }
-                output
-            }
-        };
-        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(output, self.gpu.clone()));
-        Ok(Tensor::from_storage(storage, all, BackpropOp::none(), false))
+        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(received, self.gpu.clone()));
+        Ok(Tensor::from_storage(storage, len, BackpropOp::none(), false))
     }
 
     /// The output of an operation in the shape `dims`, where `x` is.
@@ -342,6 +320,15 @@ impl Collective for Member {
             return Err(no_rank(root));
         }
         self.shaped(&Operation::Broadcast { root }, &self.on_gpu(x)?, x.dims(), x)
+    }
+
+    fn in_streams(&self, work: &mut dyn FnMut(&dyn StreamCollective) -> Result<()>) -> Option<Result<()>> {
+        let told = match self.group.failure() {
+            Some(failure) => Some(Err(failure)),
+            None => self.communicator.with(|live| work(live)),
+        };
+        let failure = || Err(self.group.failure().unwrap_or_else(|| no_rank(self.index)));
+        Some(told.unwrap_or_else(failure).map_err(|error| cause(&self.group, error)))
     }
 
     fn barrier(&self) -> Result<()> {

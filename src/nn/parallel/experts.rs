@@ -1,5 +1,6 @@
 //! Experts of which every rank has a part.
 
+use super::PartialSum;
 use crate::backend;
 use crate::distributed::Rank;
 use crate::nn::expert_split::{expert_shares, ExpertShare};
@@ -94,9 +95,10 @@ impl ParallelExperts {
         backend::weighted_sum(&[outputs, nothing], &order, &routing_weights)?.reshape(x.shape())
     }
 
-    /// The block, if it is whole: no other rank has a part of it.
-    pub fn whole(&self) -> Option<&Experts> {
-        self.rank.is_none().then_some(&self.own)
+    /// The block, or this rank's part of all experts and what is left to do after it; none if it has some experts alone.
+    pub fn part(&self) -> Option<(&Experts, Option<PartialSum<'_>>)> {
+        let sum = self.rank.as_ref().map(|rank| PartialSum { rank, bias: None });
+        (self.own.count() == self.count).then_some((&self.own, sum))
     }
 
     /// How many experts the block has, on all ranks together.

@@ -34,6 +34,15 @@ pub struct RowParallel {
     sum: Option<Sum>,
 }
 
+/// What makes an output of the partial outputs of ranks: they are summed, then a bias is added.
+#[derive(Clone, Copy, Debug)]
+pub struct PartialSum<'a> {
+    /// This rank.
+    pub rank: &'a Rank,
+    /// The same on all ranks.
+    pub bias: Option<&'a Tensor>,
+}
+
 /// What is left to do after a partial output.
 #[derive(Clone, Debug)]
 struct Sum {
@@ -94,9 +103,16 @@ impl RowParallel {
         self.linear.weight()
     }
 
-    /// The layer, if it is whole: no other rank has a part of it.
-    pub fn whole(&self) -> Option<&Linear> {
-        self.sum.is_none().then_some(&self.linear)
+    /// The layer, or this rank's part of it and what is left to do after that; none if a group of the weight begins or ends in another
+    /// rank's inputs, for which this rank has zeros.
+    pub fn part(&self) -> Option<(&Linear, Option<PartialSum<'_>>)> {
+        match &self.sum {
+            None => Some((&self.linear, None)),
+            Some(Sum { rank, bias, padding: (0, 0) }) => {
+                Some((&self.linear, Some(PartialSum { rank, bias: bias.as_ref() })))
+            }
+            Some(_) => None,
+        }
     }
 }
 

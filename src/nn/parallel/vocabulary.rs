@@ -7,6 +7,7 @@ use candle_core::{bail, DType, Result, Tensor};
 use candle_nn::Module;
 use std::ops::Range;
 use std::slice;
+use std::sync::Arc;
 
 /// An embedding table of which every rank has the rows of some tokens; the whole table if there is one rank, or
 /// fewer tokens than ranks.
@@ -15,14 +16,39 @@ pub struct VocabParallelEmbedding {
     rows: Embedding,
     vocabulary: usize,
     dtype: DType,
-    share: Option<(Rank, Range<usize>)>,
+    share: Option<VocabularyShare>,
 }
 
-/// The tokens of this rank's rows, unless all ranks have all.
-fn share(vocabulary: usize, vb: &VarBuilder) -> Option<(Rank, Range<usize>)> {
-    let rank = vb.rank()?;
-    let tokens = split(vocabulary, 1, rank.world_size())?.get(rank.index())?.clone();
-    Some((rank.clone(), tokens))
+/// Of a vocabulary, the tokens whose rows a rank has: one part of as many as there are ranks.
+#[derive(Clone, Debug)]
+pub struct VocabularyShare {
+    rank: Rank,
+    /// Those of each rank, in order.
+    tokens: Arc<[Range<usize>]>,
+}
+
+impl VocabularyShare {
+    /// None if all ranks have all.
+    fn new(vocabulary: usize, vb: &VarBuilder) -> Option<Self> {
+        let rank = vb.rank()?.clone();
+        let tokens = split(vocabulary, 1, rank.world_size())?.into();
+        Some(Self { rank, tokens })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> &Rank {
+        &self.rank
+    }
+
+    /// This rank's tokens.
+    pub fn own(&self) -> Range<usize> {
+        self.tokens.get(self.rank.index()).cloned().unwrap_or_default()
+    }
+
+    /// How many tokens each rank has.
+    pub fn counts(&self) -> impl Iterator<Item = usize> + '_ {
+        self.tokens.iter().map(Range::len)
+    }
 }
 
 /// This rank's part of an embedding table, from the tensor `weight` at the builder's path; rows have the
@@ -35,11 +61,11 @@ pub fn vocab_parallel_embedding(
     hidden_size: usize,
     vb: VarBuilder,
 ) -> Result<VocabParallelEmbedding> {
-    let share = share(vocabulary, &vb);
+    let share = VocabularyShare::new(vocabulary, &vb);
     let rows = match &share {
         None => embedding(vocabulary, hidden_size, vb.clone())?,
-        Some((_, tokens)) => {
-            let weight = vb.part((vocabulary, hidden_size), &[tokens.clone(), 0..hidden_size])?;
+        Some(share) => {
+            let weight = vb.part((vocabulary, hidden_size), &[share.own(), 0..hidden_size])?;
             Embedding::from_weight(weight, hidden_size, vb.dtype())
         }
     };
@@ -52,32 +78,32 @@ impl VocabParallelEmbedding {
         self.rows.embeddings()
     }
 
-    /// The table, if it is whole: no other rank has a part of it.
-    pub fn whole(&self) -> Option<&Embedding> {
-        self.share.is_none().then_some(&self.rows)
+    /// The table; or this rank's rows, and which these are.
+    pub fn part(&self) -> (&Embedding, Option<&VocabularyShare>) {
+        (&self.rows, self.share.as_ref())
     }
 
     /// The tied output head, on the same data.
     pub fn as_head(&self) -> VocabParallelHead {
-        let rank = self.share.as_ref().map(|(rank, _)| rank.clone());
-        VocabParallelHead { rows: self.rows.as_linear(), rank }
+        VocabParallelHead { rows: self.rows.as_linear(), share: self.share.clone() }
     }
 
     /// As [`as_head`](Self::as_head), with adapters of its own, which are those of the builder's module.
     pub fn as_head_of(&self, vb: &VarBuilder) -> VocabParallelHead {
-        let tokens = self.share.as_ref().map_or(0..self.vocabulary, |(_, tokens)| tokens.clone());
+        let tokens = self.share.as_ref().map_or(0..self.vocabulary, VocabularyShare::own);
         let hidden_size = self.rows.hidden_size();
-        let VocabParallelHead { rows, rank } = self.as_head();
+        let VocabParallelHead { rows, share } = self.as_head();
         let part = [tokens, 0..hidden_size];
-        VocabParallelHead { rows: rows.of_module(vb, [self.vocabulary, hidden_size], &part, None), rank }
+        VocabParallelHead { rows: rows.of_module(vb, [self.vocabulary, hidden_size], &part, None), share }
     }
 }
 
 impl Module for VocabParallelEmbedding {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let Some((rank, tokens)) = &self.share else {
+        let Some(share) = &self.share else {
             return self.rows.forward(ids);
         };
+        let tokens = share.own();
         let global = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
         // Refused on all ranks: else the one that has the last rows would be the only one.
         let token = |id| usize::try_from(id).ok().filter(|id| *id < self.vocabulary);
@@ -98,7 +124,7 @@ impl Module for VocabParallelEmbedding {
         } else {
             zeros
         };
-        Ok(rank.all_reduce_sum(&rows)?)
+        Ok(share.rank.all_reduce_sum(&rows)?)
     }
 }
 
@@ -106,7 +132,7 @@ impl Module for VocabParallelEmbedding {
 #[derive(Clone, Debug)]
 pub struct VocabParallelHead {
     rows: Linear,
-    rank: Option<Rank>,
+    share: Option<VocabularyShare>,
 }
 
 /// This rank's part of an output head, from the tensors `weight` and, if there is one, `bias` at the builder's path.
@@ -119,18 +145,19 @@ pub fn vocab_parallel_head(
     bias: bool,
     vb: VarBuilder,
 ) -> Result<VocabParallelHead> {
-    Ok(match share(vocabulary, &vb) {
+    Ok(match VocabularyShare::new(vocabulary, &vb) {
         None => {
             let rows = linear_b(hidden_size, vocabulary, bias, vb)?;
-            VocabParallelHead { rows, rank: None }
+            VocabParallelHead { rows, share: None }
         }
-        Some((rank, tokens)) => {
+        Some(share) => {
+            let tokens = share.own();
             let own = slice::from_ref(&tokens);
             let bias = bias.then(|| vb.tensor_part(&[vocabulary], "bias", own)).transpose()?;
             let part = [tokens, 0..hidden_size];
             let rows = Linear::new(vb.part((vocabulary, hidden_size), &part)?, bias);
             let rows = rows.of_module(&vb, [vocabulary, hidden_size], &part, None);
-            VocabParallelHead { rows, rank: Some(rank) }
+            VocabParallelHead { rows, share: Some(share) }
         }
     })
 }
@@ -141,18 +168,20 @@ impl VocabParallelHead {
         self.rows.weight()
     }
 
-    /// The layer, if it is whole: no other rank has a part of it.
-    pub fn whole(&self) -> Option<&Linear> {
-        self.rank.is_none().then_some(&self.rows)
+    /// The layer; or this rank's rows, and which these are.
+    pub fn part(&self) -> (&Linear, Option<&VocabularyShare>) {
+        (&self.rows, self.share.as_ref())
     }
 }
 
 impl Module for VocabParallelHead {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let logits = self.rows.forward(x)?;
-        match &self.rank {
+        match &self.share {
             None => Ok(logits),
-            Some(rank) => Ok(rank.all_gather(&logits, logits.rank().saturating_sub(1))?),
+            Some(VocabularyShare { rank, .. }) => {
+                Ok(rank.all_gather(&logits, logits.rank().saturating_sub(1))?)
+            }
         }
     }
 }

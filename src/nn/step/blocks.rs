@@ -2,6 +2,7 @@
 
 use crate::backend::step::Turn;
 use crate::backend::{ExpertGroups, Scores};
+use crate::nn::parallel::{PartialSum, VocabularyShare};
 use crate::nn::Experts;
 use crate::Linear;
 use candle_core::Tensor;
@@ -37,6 +38,8 @@ impl<'a> From<&'a LayerNorm> for StepNorm<'a> {
 /// What becomes of the output of a block before it is added to what the layer was given; nothing by default.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockOutput<'a> {
+    /// How it is summed, if this rank has a part of the block's last weight.
+    pub sum: Option<PartialSum<'a>>,
     /// Its norm.
     pub norm: Option<StepNorm<'a>>,
     /// By what it is multiplied, behind the norm.
@@ -45,7 +48,7 @@ pub struct BlockOutput<'a> {
 
 impl Default for BlockOutput<'_> {
     fn default() -> Self {
-        Self { norm: None, scale: 1. }
+        Self { sum: None, norm: None, scale: 1. }
     }
 }
 
@@ -225,11 +228,13 @@ pub struct HeadBlock<'a> {
     pub scale: f64,
     /// Where logits end: `softcap * tanh(logit / softcap)`.
     pub softcap: Option<f64>,
+    /// Whose logits these are, if this rank has a part of the head.
+    pub share: Option<&'a VocabularyShare>,
 }
 
 impl<'a> HeadBlock<'a> {
     /// Logits as they come.
     pub fn new(norm: impl Into<StepNorm<'a>>, head: &'a Linear) -> Self {
-        Self { norm: Some(norm.into()), head, scale: 1., softcap: None }
+        Self { norm: Some(norm.into()), head, scale: 1., softcap: None, share: None }
     }
 }

@@ -1,7 +1,7 @@
 //! Blocks of experts in a plan.
 
 use super::checked::{check_rows, expert_gating, factor, norm, numbers, stack, unsupported};
-use super::{ExpertsBlock, FeedForwardBlock, StepBuilder};
+use super::{BlockOutput, ExpertsBlock, FeedForwardBlock, PartialSum, StepBuilder};
 use crate::backend::routing::Routing;
 use crate::backend::step::{ExpertBlock, Node, Router};
 use crate::tensor::LayerWeight;
@@ -26,8 +26,9 @@ impl StepBuilder {
             self.plan.nodes.push(experts);
             return Ok(());
         };
+        let out = BlockOutput { sum: shared.out.sum, ..block.out };
         let [inner, add_inner] =
-            self.feed_forward_nodes(FeedForwardBlock { norm: block.norm, out: block.out, ..shared })?;
+            self.feed_forward_nodes(FeedForwardBlock { norm: block.norm, out, ..shared })?;
         // Both see what the block is given.
         self.plan.nodes.extend([inner, experts, add_inner]);
         Ok(())
@@ -54,6 +55,10 @@ impl StepBuilder {
             normalize: block.normalize,
             scale: factor("scale of experts", block.scale)?,
         };
+        if let Some(PartialSum { rank, bias }) = block.out.sum {
+            self.part_of(rank)?;
+            bias.map_or(Ok(()), |_| Err(unsupported("sum of experts", "with a bias")))?;
+        }
         let device = self.device.clone();
         let of_up = stack("up projections of experts", up, (experts, None, hidden), &device)?;
         let inner = of_up.rows;
@@ -107,7 +112,7 @@ impl StepBuilder {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{BlockOutput, HeadBlock};
+    use super::super::HeadBlock;
     use super::*;
     use crate::backend::step::StepToken;
     use crate::nn::{ExpertGroups, ExpertStack, Experts, Gating, GroupScore, Lora};
@@ -175,9 +180,9 @@ mod tests {
         let shared = FeedForwardBlock::new(Some(&gate), &up, &down);
         let own_norm = FeedForwardBlock { norm: Some((&norm).into()), ..shared };
         refused(ExpertsBlock { shared: Some(own_norm), ..plain }, "a norm or a scale of its own");
-        let own_scale = FeedForwardBlock { out: BlockOutput { norm: None, scale: 0.5 }, ..shared };
+        let own_scale = FeedForwardBlock { out: BlockOutput { scale: 0.5, ..Default::default() }, ..shared };
         refused(ExpertsBlock { shared: Some(own_scale), ..plain }, "a norm or a scale of its own");
-        let out = BlockOutput { norm: Some((&norm).into()), scale: 1. };
+        let out = BlockOutput { norm: Some((&norm).into()), ..Default::default() };
         refused(ExpertsBlock { shared: Some(shared), out, ..plain }, "behind the block");
         builder().0.experts(ExpertsBlock { shared: Some(shared), ..plain }).unwrap();
     }

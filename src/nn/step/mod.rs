@@ -9,8 +9,10 @@ mod checked;
 mod device;
 mod experts;
 
+use super::parallel::{PartialSum, VocabParallelEmbedding, VocabularyShare};
 use super::{AdapterSlot, Embedding, LayerWeight, Linear};
 use crate::backend::step::{self, Heads, Input, Matrix, Node, Out, Plan, Projection, StepToken};
+use crate::distributed::Rank;
 use crate::{Error, KvCache, Result};
 pub use blocks::{AttentionBlock, BlockOutput, ExpertsBlock, FeedForwardBlock, HeadBlock, StepNorm};
 use candle_core::{Device, Tensor};
@@ -84,16 +86,59 @@ impl StepBuilder {
     /// [`Error::Unsupported`] if the table is neither packed nor F32, F16 or BF16 numbers that nothing trains, or there are no kernels
     /// for it there; if `scale` is not a number above zero.
     pub fn new(table: &Embedding, scale: f64) -> Result<Self> {
+        Self::of(table, None, scale)
+    }
+
+    /// The same of a table of which each rank may have a part. All ranks have to make the same plan of their parts.
+    ///
+    /// # Errors
+    /// As those of [`new`](Self::new); [`Error::Unsupported`] if ranks do not exchange what they have
+    /// [in streams](crate::parallel::Collective::in_streams) of a device.
+    pub fn of_part(table: &VocabParallelEmbedding, scale: f64) -> Result<Self> {
+        let (table, share) = table.part();
+        Self::of(table, share, scale)
+    }
+
+    fn of(table: &Embedding, share: Option<&VocabularyShare>, scale: f64) -> Result<Self> {
         let device = table.embeddings().device();
         let weight = matrix("embedding", table.embeddings(), &device)?;
+        let rows = table.embeddings().dims().first().copied().unwrap_or_default();
+        let first_token = share.map(|share| share.own().start);
         let plan = Plan {
-            vocabulary: table.embeddings().dims().first().copied().unwrap_or_default(),
-            nodes: vec![Node::Embed(weight, factor("scale of embeddings", scale)?)],
+            vocabulary: share.map_or(rows, |share| share.counts().sum()),
+            nodes: vec![Node::Embed {
+                table: weight,
+                factor: factor("scale of embeddings", scale)?,
+                first_token,
+            }],
             hidden: table.hidden_size(),
             turns: Vec::new(),
+            rank: None,
         };
         let (adapters, others, orders) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { plan, device, layers: 0, adapters, others, orders })
+        let mut this = Self { plan, device, layers: 0, adapters, others, orders };
+        share.map_or(Ok(()), |share| this.part_of(share.rank()))?;
+        Ok(this)
+    }
+
+    /// The plan is one of several, one for each rank.
+    fn part_of(&mut self, rank: &Rank) -> Result<()> {
+        if let Some(known) = &self.plan.rank {
+            let same = || Error::mismatch("rank", "the one of the plan's other parts", "another");
+            return known.is(rank).then_some(()).ok_or_else(same);
+        }
+        let exchange = match self.device.is_cpu() {
+            true => None,
+            false => rank.in_streams(&mut |_| Ok(())),
+        };
+        exchange.unwrap_or_else(|| {
+            Err(Error::Unsupported {
+                what: format!("a step plan of a rank on {:?} without NCCL", self.device.location()),
+                remedy: "call the layers one by one".to_string(),
+            })
+        })?;
+        self.plan.rank = Some(rank.clone());
+        Ok(())
     }
 
     /// Adds an attention block, whose keys and values are in the next of the caches.
@@ -143,7 +188,8 @@ impl StepBuilder {
             let expected = format!("whole heads of {head_dim}");
             return Err(Error::mismatch("queries, keys and values", expected, found));
         };
-        let o = self.projection("output of attention", block.o_proj, q.rows)?;
+        let mut o = self.projection("output of attention", block.o_proj, q.rows)?;
+        self.of_sum("output of attention", &mut o, block.out.sum)?;
         check_rows("output of attention", &o, hidden)?;
         let turn = turn(block.turn, head_dim)?;
         let known = self.plan.turns.iter().position(|known| *known == turn);
@@ -175,7 +221,8 @@ impl StepBuilder {
         let up = self.projection("up", block.up_proj, hidden)?;
         let gate = block.gate_proj.map(|gate| self.projection("gate", gate, hidden)).transpose()?;
         gate.as_ref().map_or(Ok(()), |gate| check_rows("gate", gate, up.rows))?;
-        let down = self.projection("down", block.down_proj, up.rows)?;
+        let mut down = self.projection("down", block.down_proj, up.rows)?;
+        self.of_sum("down", &mut down, block.out.sum)?;
         check_rows("down", &down, hidden)?;
         let norm = norm("norm before the feed-forward block", block.norm, hidden)?;
         let out = self.out("norm behind the feed-forward block", block.out)?;
@@ -185,7 +232,21 @@ impl StepBuilder {
 
     fn out(&self, what: &str, out: BlockOutput) -> Result<Out> {
         let norm = norm(what, out.norm, self.plan.hidden)?;
-        Ok(Out { norm, scale: factor("scale of a block's output", out.scale)? })
+        let scale = factor("scale of a block's output", out.scale)?;
+        Ok(Out { is_part: out.sum.is_some(), norm, scale })
+    }
+
+    /// What is added once to the sum of parts is added to the first of them.
+    fn of_sum(&mut self, what: &str, part: &mut Projection, sum: Option<PartialSum>) -> Result<()> {
+        let Some(PartialSum { rank, bias }) = sum else { return Ok(()) };
+        self.part_of(rank)?;
+        if part.bias.is_some() {
+            let what = format!("bias of {what}");
+            return Err(Error::mismatch(&what, "none of a rank's part, but of the sum", "one"));
+        }
+        let bias = bias.map(|bias| numbers(what, bias, part.rows)).transpose()?;
+        part.bias = bias.filter(|_| rank.index() == 0);
+        Ok(())
     }
 
     fn projection(&mut self, what: &str, layer: &Linear, inputs: usize) -> Result<Projection> {
@@ -226,8 +287,13 @@ impl StepBuilder {
         let head = self.projection("head", block.head, self.plan.hidden)?;
         let (scale, softcap) =
             (factor("scale of logits", block.scale)?, limit("softcap of logits", block.softcap)?);
-        let outputs = head.rows;
-        self.plan.nodes.push(Node::Logits { norm, head, scale, softcap });
+        let parts: Option<Vec<_>> = block.share.map(|share| share.counts().collect());
+        if let Some(share) = block.share {
+            self.part_of(share.rank())?;
+            check_rows("head", &head, share.own().len())?;
+        }
+        self.plan.nodes.push(Node::Logits { norm, head, scale, softcap, parts });
+        let outputs = self.plan.outputs();
         let Self { plan, device, layers, adapters, others, orders: _ } = self;
         let (plan, adapters, others) = (Arc::new(plan), adapters.into(), others.into());
         Ok(StepPlan { plan, device, layers, outputs, adapters, others, is_long: false })

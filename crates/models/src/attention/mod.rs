@@ -18,7 +18,7 @@ use candle_nn::Module;
 use candle_quant::nn::{forward_all, LayerWeight, Linear, VarBuilder};
 use candle_quant::ops::{self, AttentionOptions};
 use candle_quant::parallel::RowParallel;
-use candle_quant::step::{AttentionBlock, Turn};
+use candle_quant::step::{AttentionBlock, BlockOutput, Turn};
 use candle_quant::{DeviceKvCache, KvCache, KvFormat};
 use latent::LatentInputs;
 pub(super) use linear::LinearAttention;
@@ -200,7 +200,7 @@ impl Attention {
         })
     }
 
-    /// The block between its norms, if it is whole and of the kind that plans have.
+    /// The block between its norms, if it is of the kind that plans have.
     pub fn block<'a>(&'a self, turn: &'a Turn, rope: LayerRope) -> Option<AttentionBlock<'a>> {
         let Inputs::Heads(inputs) = &self.inputs else { return None };
         let HeadInputs { q_proj, k_proj, v_proj, norms, clip, has_gate, .. } = inputs;
@@ -213,6 +213,7 @@ impl Attention {
             None => (None, None),
             Some(norms) => (Some(norms.q_norm.of_step()?), Some(norms.k_norm.of_step()?)),
         };
+        let (o_proj, sum) = self.o_proj.part()?;
         Some(AttentionBlock {
             q_norm,
             k_norm,
@@ -222,7 +223,8 @@ impl Attention {
             scale: Some(self.scale),
             softcap: self.softcap,
             sinks: self.sinks.as_ref(),
-            ..AttentionBlock::new([q_proj, k_proj, v_proj, self.o_proj.whole()?], self.head_dim)
+            out: BlockOutput { sum, ..Default::default() },
+            ..AttentionBlock::new([q_proj, k_proj, v_proj, o_proj], self.head_dim)
         })
     }
 

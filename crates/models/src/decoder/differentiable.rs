@@ -43,7 +43,7 @@ impl Model {
 
     /// Where the tokens of whole texts stand.
     pub(crate) fn positions(&self, ids: &Tensor) -> Result<Positions> {
-        if self.is_sharded {
+        if self.rank.is_some() {
             return Err(Error::Unsupported {
                 what: "a gradient of one rank's part of a model".to_string(),
                 remedy: "load the whole model".to_string(),

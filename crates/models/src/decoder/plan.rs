@@ -8,18 +8,38 @@ use candle_quant::step::{DeviceStep, HeadBlock, StepBuilder, StepPlan, StepToken
 use candle_quant::{DeviceKvCache, Error, Result};
 
 impl Model {
-    /// The layers as a plan, if all are whole, packed or dense, and of kinds that plans have.
-    pub(super) fn planned(&self) -> Option<StepPlan> {
+    /// The layers as a plan, if all are packed or dense, and of kinds that plans have; of several ranks those of all.
+    ///
+    /// # Errors
+    /// If another rank fails.
+    pub(super) fn planned(&self) -> Result<Option<StepPlan>> {
         let build = || -> Result<StepPlan> {
-            let parts = self.embed_tokens.whole().zip(self.lm_head.whole());
-            let Some((table, head)) = parts else { return Err(unplanned("a rank's part of a model")) };
             let Some(norm) = self.norm.of_step() else { return Err(unplanned("a rank's part of a norm")) };
             let Scales { embedding, logits, softcap } = self.scales;
-            let mut plan = StepBuilder::new(table, embedding)?;
+            let mut plan = StepBuilder::of_part(&self.embed_tokens, embedding)?;
             self.layers.iter().try_for_each(|layer| layer.plan(&mut plan, &self.turns))?;
-            plan.head(HeadBlock { scale: logits, softcap, ..HeadBlock::new(norm, head) })
+            let (head, share) = self.lm_head.part();
+            plan.head(HeadBlock { scale: logits, softcap, share, ..HeadBlock::new(norm, head) })
         };
-        build().map_err(|error| log::debug!("the model runs layer by layer: {error}")).ok()
+        match self.agreed(build()) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(error @ Error::Rank { .. }) => Err(error),
+            Err(error) => {
+                log::debug!("the model runs layer by layer: {error}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// What all ranks have, or none of them: else those that do would wait for the others.
+    pub(super) fn agreed<T>(&self, made: Result<T>) -> Result<T> {
+        let Some(rank) = self.rank.as_ref().filter(|rank| !rank.device().is_cpu()) else { return made };
+        let refused = Tensor::new(&[u32::from(made.is_err())], rank.device())?;
+        let refused = rank.all_reduce_sum(&refused)?.to_vec1::<u32>()?;
+        match made {
+            Ok(_) if refused != [0] => Err(unplanned("a part that another rank has")),
+            made => made,
+        }
     }
 
     /// The logits `[wanted, vocabulary]` of some of the tokens, by the plan.
@@ -151,7 +171,8 @@ impl Model {
             // Another number of texts has other caches: what the others have captured is of no use any more.
             None => {
                 self.steps.clear();
-                self.plan_of_text()?.on_device(batch, self.dtype)
+                let step = self.plan_of_text()?.on_device(batch, self.dtype);
+                self.agreed(step)
             }
         }
     }

@@ -2,12 +2,15 @@
 
 #[cfg(feature = "cuda")]
 mod on_device;
+#[cfg(feature = "nccl")]
+mod on_ranks;
 
 use super::*;
 use candle_quant::QuantFormat;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{json, Value};
+use std::collections::HashMap;
 
 fn tiny() -> Model {
     Model::load(&Checkpoint::open("assets/tiny").unwrap(), DType::F32, &Device::Cpu).unwrap()
@@ -32,6 +35,11 @@ fn random_on(device: &Device, dtype: DType, changes: &Value) -> Model {
 
 fn random_with(device: &Device, dtype: DType, changes: &Value, options: ModelOptions) -> Model {
     let config = Config::from_json(&with_sizes(changes)).unwrap();
+    let vb = VarBuilder::from_tensors(random_tensors(&config), dtype, device);
+    Model::with_options(&config, vb.quantize_to(QuantFormat::affine(4, 64).unwrap()), options).unwrap()
+}
+
+fn random_tensors(config: &Config) -> HashMap<String, Tensor> {
     let (expected, _) = config.inventory(["model.layers.0.", "model.layers.1."].into_iter());
     let mut random = StdRng::seed_from_u64(7);
     let tensors = expected.into_iter().map(|(name, tensor)| {
@@ -41,8 +49,7 @@ fn random_with(device: &Device, dtype: DType, changes: &Value, options: ModelOpt
         let values: Vec<f32> = (0..count).map(|_| random.random_range(-most..most)).collect();
         (name, Tensor::from_vec(values, tensor.dims, &Device::Cpu).unwrap())
     });
-    let vb = VarBuilder::from_tensors(tensors.collect(), dtype, device);
-    Model::with_options(&config, vb.quantize_to(QuantFormat::affine(4, 64).unwrap()), options).unwrap()
+    tensors.collect()
 }
 
 /// What a plan has, in the families that have it: each field of a config that changes a block, a turn or an end.

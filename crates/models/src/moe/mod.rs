@@ -10,7 +10,7 @@ use candle_nn::Module;
 pub use candle_quant::nn::{ExpertGroups, GroupScore, Scores};
 use candle_quant::nn::{ExpertsConfig, Gating, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::{parallel_experts, ParallelExperts};
-use candle_quant::step::ExpertsBlock;
+use candle_quant::step::{BlockOutput, ExpertsBlock};
 use candle_quant::{Error, Result};
 use routing::Router;
 pub use routing::{Correction, Routing};
@@ -165,7 +165,7 @@ impl SparseMlp {
         self.experts.forward(&each, &ids, &ones)?.reshape((batch, len, top_k, hidden))?.sum(2)
     }
 
-    /// The block between its norms, if it is whole and of a kind that plans have.
+    /// The block between its norms, if it is of a kind that plans have.
     pub fn block(&self) -> Option<ExpertsBlock<'_>> {
         let shared = match (&self.shared, &self.shared_gate) {
             (None, _) => None,
@@ -173,7 +173,9 @@ impl SparseMlp {
             // What the shared expert counts is another number for each token.
             (Some(_), Some(_)) => return None,
         };
-        Some(ExpertsBlock { shared, ..self.router.of_step(self.experts.whole()?) })
+        let (experts, sum) = self.experts.part()?;
+        let block = self.router.of_step(experts);
+        Some(ExpertsBlock { shared, out: BlockOutput { sum, ..block.out }, ..block })
     }
 
     pub fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {

@@ -180,7 +180,7 @@ fn attention<'a>(heads: &'a Heads, cache: &'a KvCache, queries: &'a [Queries]) -
 fn heads_of(plan: &Plan) -> impl Iterator<Item = &Heads> {
     plan.nodes.iter().filter_map(|node| match node {
         Node::Attend(heads) => Some(heads),
-        Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) => None,
+        Node::Embed { .. } | Node::Queries(..) | Node::AddAttended(..) => None,
         Node::Inner { .. } | Node::AddInner(..) | Node::Experts(_) | Node::Logits { .. } => None,
     })
 }

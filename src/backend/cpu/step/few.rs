@@ -60,7 +60,7 @@ impl Buffers {
                     output = output.max(if out.norm.is_some() { plan.hidden } else { 0 });
                 }
                 Node::Logits { head, .. } => logits = logits.max(head.rows),
-                Node::Embed(..) | Node::Attend(_) | Node::AddAttended(..) | Node::AddInner(..) => {}
+                Node::Embed { .. } | Node::Attend(_) | Node::AddAttended(..) | Node::AddInner(..) => {}
             }
         }
         Self {
@@ -117,12 +117,12 @@ impl Step<'_> {
         let [cursor, ..] = cursors;
         let (buffers, hidden, rows) = (self.buffers, self.plan.hidden, self.input.tokens.len());
         match node {
-            Node::Embed(table, scale) => {
+            Node::Embed { table, factor, .. } => {
                 while let Some(range) = cursor.take(rows, 1) {
                     for row in range {
                         let ids = [self.input.tokens.get(row).map_or(0, |token| token.id as usize)];
                         let mut embedded = embedded(table, &ids)?;
-                        scale_and_cap(&mut embedded, *scale, None);
+                        scale_and_cap(&mut embedded, *factor, None);
                         buffers.hidden.write(row * hidden, &embedded);
                     }
                 }
@@ -180,7 +180,7 @@ impl Step<'_> {
                 self.add((projection, out), &buffers.inner, member, cursors)?;
             }
             Node::Experts(block) => self.experts(block, member, cursors)?,
-            Node::Logits { norm, head, scale, softcap } => {
+            Node::Logits { norm, head, scale, softcap, .. } => {
                 let wanted = self.input.wanted.len();
                 let mut x = self.operand(self.normed(norm.as_ref(), Some(self.input.wanted)), wanted);
                 let blocks = if wanted == 0 { 0 } else { head.rows.div_ceil(BLOCK) };
@@ -236,7 +236,7 @@ impl Step<'_> {
     pub(super) fn add_outputs(
         &self,
         (width, k): (usize, usize),
-        Out { norm, scale }: &Out,
+        Out { norm, scale, .. }: &Out,
         member: &Member,
         (projected, normalized): (&Cursor, &Cursor),
         mut multiply: impl FnMut(Range<usize>) -> Result<Vec<f32>>,

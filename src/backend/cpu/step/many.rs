@@ -33,10 +33,10 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
     let (mut attended, mut inner, mut ups) = (Vec::new(), Vec::new(), Vec::new());
     for node in &plan.nodes {
         match node {
-            Node::Embed(table, scale) => {
+            Node::Embed { table, factor, .. } => {
                 let ids: Vec<usize> = input.tokens.iter().map(|token| token.id as usize).collect();
                 hidden = embedded(table, &ids)?;
-                scale_and_cap(&mut hidden, *scale, None);
+                scale_and_cap(&mut hidden, *factor, None);
             }
             Node::Queries(norm, projections, clip) => {
                 let x = normed(&hidden, norm.as_ref(), plan.hidden, &mut room);
@@ -71,7 +71,7 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
                 add(&mut hidden, &output, out, plan.hidden);
             }
             Node::Experts(block) => experts_of_many(block, &mut hidden, plan.hidden, input.updates)?,
-            Node::Logits { norm, head, scale, softcap } => {
+            Node::Logits { norm, head, scale, softcap, .. } => {
                 let rows = input.wanted.iter().filter_map(|row| hidden.chunks_exact(plan.hidden).nth(*row));
                 let rows: Vec<f32> = rows.flatten().copied().collect();
                 multiply(head, normed(&rows, norm.as_ref(), plan.hidden, &mut room), &mut logits)?;
@@ -170,7 +170,7 @@ impl<'x> OperandOfMany<'x> {
 }
 
 /// hidden += what becomes of the output of a block.
-pub(super) fn add(hidden: &mut [f32], output: &[f32], Out { norm, scale }: &Out, width: usize) {
+pub(super) fn add(hidden: &mut [f32], output: &[f32], Out { norm, scale, .. }: &Out, width: usize) {
     let mut room = Vec::new();
     let output = normed(output, norm.as_ref(), width, &mut room);
     tasks::for_each(hidden.chunks_mut(AT_ONCE).zip(output.chunks(AT_ONCE)), |_, (hidden, output)| {

@@ -121,7 +121,7 @@ impl Builder<'_> {
 pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> crate::Result<()> {
     let heads = plan.nodes.iter().filter_map(|node| match node {
         Node::Attend(heads) => Some(heads),
-        Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) => None,
+        Node::Embed { .. } | Node::Queries(..) | Node::AddAttended(..) => None,
         Node::Inner { .. } | Node::AddInner(..) | Node::Experts(_) | Node::Logits { .. } => None,
     });
     for &Heads { heads, kv_heads, head_dim, .. } in heads {

@@ -14,7 +14,7 @@ use super::super::plan::THREADS;
 use super::super::sample::{DrawAt, SampleCall};
 use super::memory::{Addresses, Constants};
 use super::projections::{Source, Target};
-use super::{Launch, LaunchParams};
+use super::{Entry, Exchange, Launch, LaunchParams};
 use crate::backend::sample::Choice;
 use crate::backend::step::{Activation, CacheRows, Matrix, Node, Norm, Out, Plan, Projection};
 use crate::QuantTensor;
@@ -35,7 +35,7 @@ pub(super) struct Builder<'a> {
     pub(super) constants: Constants,
     pub(super) work: Addresses,
     pub(super) shared: Shared,
-    pub(super) launches: Vec<Launch>,
+    pub(super) entries: Vec<Entry>,
     /// Orders of columns, and where they are.
     pub(super) orders: Vec<(Arc<[u32]>, u64)>,
 }
@@ -55,7 +55,7 @@ impl Shared {
 }
 
 pub(super) struct Built {
-    pub(super) launches: Vec<Launch>,
+    pub(super) entries: Vec<Entry>,
     pub(super) places: Places,
     pub(super) constants: Constants,
     pub(super) work: Addresses,
@@ -89,6 +89,8 @@ pub(super) struct Places {
     /// Of a block, before its norm.
     pub(super) output: u64,
     pub(super) logits: u64,
+    /// Of this rank.
+    part_of_logits: u64,
     /// In f32, as what follows.
     pub(super) logits_of_experts: u64,
     pub(super) expert_ids: u64,
@@ -105,7 +107,7 @@ impl Places {
     }
 
     /// The launches of a draw. Tokens drawn take the place of those that the step was given.
-    pub(super) fn draws(&self, choice: &Choice) -> Result<Vec<Launch>> {
+    pub(super) fn draws(&self, choice: &Choice) -> Result<Vec<Entry>> {
         let call = SampleCall {
             logits: self.logits,
             dtype: self.dtype,
@@ -118,7 +120,8 @@ impl Places {
             shares: self.sample_shares,
         };
         let (grid, launches) = call.launches()?;
-        let of_step = |(kernel, params)| Launch { kernel, grid, params: LaunchParams::Sample(params) };
+        let of_step =
+            |(kernel, params)| Entry::Launch(Launch { kernel, grid, params: LaunchParams::Sample(params) });
         Ok(launches.into_iter().map(of_step).collect())
     }
 }
@@ -130,10 +133,10 @@ impl Builder<'_> {
         for node in &self.plan.nodes {
             self.node(node, &places, &turns)?;
         }
-        let Self { launches, constants, mut work, shared, .. } = self;
+        let Self { entries, constants, mut work, shared, .. } = self;
         // As far as it was not known before.
         shared.take(&mut work);
-        Ok(Built { launches, places, constants, work, shared })
+        Ok(Built { entries, places, constants, work, shared })
     }
 
     fn places(&mut self) -> Places {
@@ -165,6 +168,7 @@ impl Builder<'_> {
             inner: of(widths.inner),
             output: of(self.plan.hidden),
             logits: of(widths.logits),
+            part_of_logits: of(widths.part_of_logits),
             inner_of_experts: of(widths.inner_of_experts),
             logits_of_experts: work.take(rows * widths.experts * size_of::<f32>()),
             expert_ids: work.take(rows * widths.top_k * size_of::<u32>()),
@@ -180,8 +184,17 @@ impl Builder<'_> {
         let (hidden, k) = (places.hidden, self.plan.hidden);
         let plain = Target { y: &[], gated: false, finish: PLAIN, residual: 0 };
         match node {
-            Node::Embed(Matrix::Packed(table), factor) => self.embed(table, *factor, places),
-            Node::Embed(Matrix::Dense(table), factor) => self.embed_dense(table, *factor, places),
+            Node::Embed { table, factor, first_token } => {
+                let of = Embedded { factor: *factor, first_token: first_token.unwrap_or(0) };
+                match table {
+                    Matrix::Packed(table) => self.embed(table, of, places)?,
+                    Matrix::Dense(table) => self.embed_dense(table, of, places)?,
+                }
+                if first_token.is_some() {
+                    self.sum(places.hidden);
+                }
+                Ok(())
+            }
             Node::Queries(norm, projections, clip) => {
                 let finish = CqFinish { limit: clip.unwrap_or(0.), ..PLAIN };
                 let source = Source { x: hidden, k, norm: norm.as_ref() };
@@ -202,28 +215,36 @@ impl Builder<'_> {
             }
             Node::AddInner(projection, out) => self.add(projection, places.inner, out, places),
             Node::Experts(block) => self.experts(block, places),
-            Node::Logits { norm, head, scale, softcap } => {
+            Node::Logits { norm, head, scale, softcap, parts } => {
                 let finish = CqFinish { factor: *scale, softcap: softcap.unwrap_or(0.), ..PLAIN };
                 let source = Source { x: hidden, k, norm: norm.as_ref() };
-                let target = Target { y: &[places.logits], finish, ..plain };
-                self.project(&[head], source, target, places)
+                let y = if parts.is_some() { places.part_of_logits } else { places.logits };
+                self.project(&[head], source, Target { y: &[y], finish, ..plain }, places)?;
+                if let Some(parts) = parts {
+                    let addresses = [places.part_of_logits, places.logits];
+                    let (rows, counts) = (self.sequences, parts.clone());
+                    let exchange = Exchange::Gather { addresses, rows, counts, dtype: self.dtype };
+                    self.entries.push(Entry::Exchange(exchange));
+                }
+                Ok(())
             }
         }
     }
 
-    fn embed(&mut self, table: &QuantTensor, factor: f32, places: &Places) -> Result<()> {
+    fn embed(&mut self, table: &QuantTensor, of: Embedded, places: &Places) -> Result<()> {
         let weight = LockedWeight::new(table);
         let params = CqDequantize {
             matrix: weight.addresses(self.stream)?.matrix(0, table.global_scale_of(0))?,
             ids: places.ids as *const _,
             y: places.hidden as *mut _,
-            first_row: 0,
+            first_row: of.first_token as u64,
+            vocabulary: self.plan.vocabulary as u64,
             count: u32_of("sequences", self.sequences)?,
             k: u32_of("K", self.plan.hidden)?,
             group_size: u32_of("group size", table.format().group_size())?,
             ids_bytes: size_of::<u32>() as u32,
             y_dtype: float_dtype(self.dtype)?,
-            factor,
+            factor: of.factor,
         };
         let blocks = (self.sequences, self.plan.hidden.div_ceil(ELEMENTS_OF_BLOCK));
         let kernel = FormatKernels::of(table.format())?.dequantize();
@@ -234,16 +255,37 @@ impl Builder<'_> {
     /// `hidden += out(projection of x)`.
     fn add(&mut self, projection: &Projection, x: u64, out: &Out, places: &Places) -> Result<()> {
         let source = Source { x, k: projection.k, norm: None };
-        let finish = CqFinish { factor: if out.norm.is_some() { 1. } else { out.scale }, ..PLAIN };
-        let (y, residual) = match out.norm {
-            None => (places.hidden, places.hidden),
-            Some(_) => (places.output, 0),
-        };
-        let target = Target { y: &[y], gated: false, finish, residual };
+        let OutputAt { y, residual, factor } = OutputAt::new(out, places);
+        let target = Target { y: &[y], gated: false, finish: CqFinish { factor, ..PLAIN }, residual };
         self.project(&[projection], source, target, places)?;
-        let Some(norm) = &out.norm else { return Ok(()) };
-        let rows = (self.sequences, self.plan.hidden);
-        self.norm(norm, rows, (places.output, places.hidden), (out.scale, places.hidden))
+        self.finish(out, places)
+    }
+
+    /// What is left to do after an output, where that is not added to the hidden state at once.
+    pub(super) fn finish(&mut self, out: &Out, places: &Places) -> Result<()> {
+        let (output, hidden, width) = (places.output, places.hidden, self.plan.hidden);
+        if out.is_part {
+            self.sum(output);
+        }
+        match &out.norm {
+            Some(norm) => self.norm(norm, (self.sequences, width), (output, hidden), (out.scale, hidden)),
+            None if out.is_part => {
+                let finish = CqFinish { factor: out.scale, ..PLAIN };
+                self.elementwise(
+                    output,
+                    0,
+                    width,
+                    Target { y: &[hidden], gated: false, finish, residual: hidden },
+                )
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Replaces rows as wide as the hidden state by their sums over all ranks.
+    fn sum(&mut self, address: u64) {
+        let count = self.sequences * self.plan.hidden;
+        self.entries.push(Entry::Exchange(Exchange::Sum { address, count, dtype: self.dtype }));
     }
 
     /// `y = residual + factor * norm(x)`, of rows of a width.
@@ -339,7 +381,32 @@ impl Builder<'_> {
     }
 
     pub(super) fn push(&mut self, kernel: Kernel, grid: Grid, params: LaunchParams) {
-        self.launches.push(Launch { kernel, grid, params });
+        self.entries.push(Entry::Launch(Launch { kernel, grid, params }));
+    }
+}
+
+/// How a table is embedded.
+#[derive(Clone, Copy)]
+pub(super) struct Embedded {
+    pub(super) factor: f32,
+    /// That of the first row.
+    pub(super) first_token: usize,
+}
+
+/// Where a block leaves its output, by what it multiplies it, and what it adds to it.
+pub(super) struct OutputAt {
+    pub(super) y: u64,
+    pub(super) residual: u64,
+    pub(super) factor: f32,
+}
+
+impl OutputAt {
+    /// At once in the hidden state, unless something comes before.
+    pub(super) fn new(out: &Out, places: &Places) -> Self {
+        match out.norm.is_some() || out.is_part {
+            true => Self { y: places.output, residual: 0, factor: 1. },
+            false => Self { y: places.hidden, residual: places.hidden, factor: out.scale },
+        }
     }
 }
 
@@ -350,6 +417,7 @@ struct Widths {
     keys: usize,
     inner: usize,
     logits: usize,
+    part_of_logits: usize,
     experts: usize,
     top_k: usize,
     inner_of_experts: usize,
@@ -374,8 +442,11 @@ impl Widths {
                     widths.top_k = widths.top_k.max(top_k);
                     widths.inner_of_experts = widths.inner_of_experts.max(top_k * block.up.rows);
                 }
-                Node::Logits { head, .. } => widths.logits = widths.logits.max(head.rows),
-                Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) | Node::AddInner(..) => {}
+                Node::Logits { head, parts, .. } => {
+                    widths.logits = plan.outputs();
+                    widths.part_of_logits = if parts.is_some() { head.rows } else { 0 };
+                }
+                Node::Embed { .. } | Node::Queries(..) | Node::AddAttended(..) | Node::AddInner(..) => {}
             }
         }
         widths

@@ -7,7 +7,7 @@ use super::super::launch::Grid;
 use super::super::memory::{float_dtype, u32_of, Locked};
 use super::super::operand::{has_narrow_scales, LockedOperand, OperandPointers};
 use super::super::plan;
-use super::builder::{Builder, Places};
+use super::builder::{Builder, OutputAt, Places};
 use super::LaunchParams;
 use crate::backend::routing::GroupScore;
 use crate::backend::step::{Activation, ExpertBlock, ExpertGating, Router, StackProjection};
@@ -72,11 +72,7 @@ impl Builder<'_> {
             true => self.constants.add(ones, || Cow::Owned(vec![1.; ones])),
             false => places.expert_shares,
         };
-        let out = &block.out;
-        let (y, residual, factor) = match out.norm {
-            None => (places.hidden, places.hidden, out.scale),
-            Some(_) => (places.output, 0, 1.),
-        };
+        let OutputAt { y, residual, factor } = OutputAt::new(&block.out, places);
         let down_stack = [self.stack(&block.down)?];
         let down = ExpertsCall {
             stacks: &down_stack,
@@ -93,9 +89,7 @@ impl Builder<'_> {
             ..gate_up
         };
         self.of_experts(&down, places)?;
-        let Some(norm) = &out.norm else { return Ok(()) };
-        let rows = (self.sequences, self.plan.hidden);
-        self.norm(norm, rows, (places.output, places.hidden), (out.scale, places.hidden))
+        self.finish(&block.out, places)
     }
 
     /// Chooses experts. Where what they see is.

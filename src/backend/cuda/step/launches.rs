@@ -1,4 +1,4 @@
-//! The launches of a step.
+//! The launches of a step, and what ranks exchange between them.
 
 use super::super::bindings::{
     CqAttend, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts, CqGemv, CqNorm, CqRoute, CqSample,
@@ -6,8 +6,50 @@ use super::super::bindings::{
 };
 use super::super::kernel::Kernel;
 use super::super::launch::{launch, Grid};
+use crate::distributed::StreamCollective;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
-use candle_core::Result;
+use candle_core::{bail, DType, Result};
+
+/// What is put into a stream.
+pub(super) enum Entry {
+    Launch(Launch),
+    Exchange(Exchange),
+}
+
+/// What ranks do together with the memory of their devices.
+pub(super) enum Exchange {
+    /// Numbers become their sums over all ranks.
+    Sum { address: u64, count: usize, dtype: DType },
+    /// Parts of rows at the first address, of so many numbers on each rank, become whole rows at the second.
+    Gather { addresses: [u64; 2], rows: usize, counts: Vec<usize>, dtype: DType },
+}
+
+impl Entry {
+    /// `ranks` are those of the plan.
+    ///
+    /// # Safety
+    /// As that of [`launch`] and of [`StreamCollective`].
+    pub(super) unsafe fn submit(
+        &self,
+        stream: &CudaStream,
+        ranks: Option<&dyn StreamCollective>,
+    ) -> Result<()> {
+        let to = stream.cu_stream().cast();
+        // SAFETY: the caller promises it.
+        unsafe {
+            match (self, ranks) {
+                (Self::Launch(launch), _) => launch.submit(stream),
+                (Self::Exchange(Exchange::Sum { address, count, dtype }), Some(ranks)) => {
+                    Ok(ranks.all_reduce_sum(*address, *count, *dtype, to)?)
+                }
+                (Self::Exchange(Exchange::Gather { addresses, rows, counts, dtype }), Some(ranks)) => {
+                    Ok(ranks.all_gather(*addresses, *rows, counts, *dtype, to)?)
+                }
+                (Self::Exchange(_), None) => bail!("a part of a plan without other ranks"),
+            }
+        }
+    }
+}
 
 /// A launch, its memory known.
 #[derive(Clone, Copy)]
@@ -41,7 +83,7 @@ pub(super) enum LaunchParams {
 impl Launch {
     /// # Safety
     /// As that of [`launch`].
-    pub(super) unsafe fn submit(&self, stream: &CudaStream) -> Result<()> {
+    unsafe fn submit(&self, stream: &CudaStream) -> Result<()> {
         let Self { kernel, grid, .. } = *self;
         // SAFETY: the caller promises it.
         unsafe {

@@ -19,6 +19,7 @@ use super::card::Card;
 use super::memory::{address_mut, allocate, Locked};
 use crate::backend::sample::{Choice, Draw};
 use crate::backend::step::{CacheRows, GraphMode, Node, Plan};
+use crate::distributed::{Rank, StreamCollective};
 use crate::Error;
 use builder::{Builder, Places};
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaStream};
@@ -27,7 +28,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, DType, Device, Result, Shape, Storage, Tensor};
 use done::Done;
 use graph::Graph;
-use launches::{Launch, LaunchParams};
+use launches::{Entry, Exchange, Launch, LaunchParams};
 use memory::{zeroed, Addresses, Constants};
 use pinned::Pinned;
 use std::sync::Arc;
@@ -54,7 +55,9 @@ struct Bound {
     /// What a step is given, and what it gives. The first to be dropped, which waits for all that uses the rest.
     host: Pinned,
     /// To the logits.
-    launches: Vec<Launch>,
+    entries: Vec<Entry>,
+    /// This one of several.
+    rank: Option<Rank>,
     places: Places,
     /// What becomes of logits, in the order in which it was asked for, the last one last.
     ends: Vec<End>,
@@ -70,7 +73,7 @@ const MOST_ENDS: usize = 4;
 struct End {
     /// How tokens are drawn; without it logits are what is asked for. With it, the step begins and ends with a copy.
     choice: Option<Choice>,
-    draws: Vec<Launch>,
+    draws: Vec<Entry>,
     graph: Option<Graph>,
     state: State,
     /// Captures that somebody ended.
@@ -212,6 +215,7 @@ impl StepLaunches {
         let host = unsafe { bound.host.bytes() };
         host.iter_mut().zip(draw.chain(numbers)).for_each(|(to, byte)| *to = byte);
         let ran = bound.run(Some(choice), (&stream, mode)).and_then(|()| stream.synchronize().w());
+        let ran = ran.and_then(|()| bound.check_ranks());
         if ran.is_err() {
             // Part of it may be on its way.
             let _ = self.done.record(&stream);
@@ -248,7 +252,7 @@ impl StepLaunches {
     /// Launches of a step, once its caches are known.
     pub(crate) fn launches(&self) -> Option<usize> {
         let bound = self.bound.as_ref()?;
-        Some(bound.launches.len() + bound.ends.last()?.draws.len())
+        Some(bound.entries.len() + bound.ends.last()?.draws.len())
     }
 
     /// Whether the last step was a CUDA graph.
@@ -272,7 +276,7 @@ impl StepLaunches {
                 constants,
                 work,
                 shared,
-                launches: Vec::new(),
+                entries: Vec::new(),
                 orders: Vec::new(),
             };
             builder.build()
@@ -292,7 +296,8 @@ impl StepLaunches {
         stream.synchronize().w()?;
         Ok(Bound {
             host: Pinned::new(stream.context(), &self.done, built.places.host_bytes())?,
-            launches: built.launches,
+            entries: built.entries,
+            rank: self.plan.rank.clone(),
             places: built.places,
             ends: Vec::new(),
             caches: caches.to_vec(),
@@ -322,20 +327,45 @@ impl Bound {
                 End { choice: choice.copied(), draws, graph: None, state: State::New, ended: 0 }
             }
         };
-        let run = self.run_to(&mut end, stream, mode);
+        let run = match &self.rank {
+            None => self.run_to(&mut end, (stream, mode), None),
+            Some(rank) => self.run_of_rank(rank, &mut end, (stream, mode)),
+        };
         self.ends.push(end);
         run
     }
 
-    fn run_to(&self, end: &mut End, stream: &Arc<CudaStream>, mode: GraphMode) -> Result<()> {
+    /// No rank ends the group while this submits what uses it.
+    fn run_of_rank(
+        &self,
+        rank: &Rank,
+        end: &mut End,
+        (stream, mode): (&Arc<CudaStream>, GraphMode),
+    ) -> Result<()> {
+        let run = rank.in_streams(&mut |ranks| Ok(self.run_to(end, (stream, mode), Some(ranks))?));
+        Ok(run.unwrap_or_else(|| Err(Error::mismatch("ranks", "some that exchange in streams", "others")))?)
+    }
+
+    /// Whether a rank has failed meanwhile: what there is then means nothing.
+    fn check_ranks(&self) -> Result<()> {
+        let failed = self.rank.as_ref().and_then(|rank| rank.in_streams(&mut |_| Ok(())));
+        Ok(failed.unwrap_or(Ok(()))?)
+    }
+
+    fn run_to(
+        &self,
+        end: &mut End,
+        (stream, mode): (&Arc<CudaStream>, GraphMode),
+        ranks: Option<&dyn StreamCollective>,
+    ) -> Result<()> {
         if end.state == (State::HaveRun { until_capture: 0 }) && mode != GraphMode::Eager {
-            self.capture(end, stream, mode)?;
+            self.capture(end, (stream, mode), ranks)?;
         }
         if let Some(graph) = &mut end.graph {
             // SAFETY: as for `submit`.
             return unsafe { graph.launch(stream) };
         }
-        self.submit(end, stream)?;
+        self.submit(end, stream, ranks)?;
         end.state = match end.state {
             State::New => State::HaveRun { until_capture: 0 },
             State::HaveRun { until_capture } => {
@@ -346,11 +376,16 @@ impl Bound {
         Ok(())
     }
 
-    fn capture(&self, end: &mut End, stream: &Arc<CudaStream>, mode: GraphMode) -> Result<()> {
+    fn capture(
+        &self,
+        end: &mut End,
+        (stream, mode): (&Arc<CudaStream>, GraphMode),
+        ranks: Option<&dyn StreamCollective>,
+    ) -> Result<()> {
         end.state = State::Settled;
-        match Graph::capture(stream, self.host.done(), |own| self.submit(end, own)) {
+        match Graph::capture(stream, self.host.done(), |own| self.submit(end, own, ranks)) {
             Ok(Some(graph)) => {
-                let launches = self.launches.len() + end.draws.len();
+                let launches = self.entries.len() + end.draws.len();
                 log::info!("decode steps are a CUDA graph of {launches} launches");
                 end.graph = Some(graph);
             }
@@ -369,7 +404,7 @@ impl Bound {
         Ok(())
     }
 
-    fn submit(&self, end: &End, stream: &CudaStream) -> Result<()> {
+    fn submit(&self, end: &End, stream: &CudaStream, ranks: Option<&dyn StreamCollective>) -> Result<()> {
         let copies = end.choice.is_some();
         let (host, output) = (self.host.address(), self.places.input_bytes);
         if copies {
@@ -380,10 +415,10 @@ impl Bound {
             };
             copied.result().w()?;
         }
-        self.launches.iter().chain(&end.draws).try_for_each(|launch| {
+        self.entries.iter().chain(&end.draws).try_for_each(|entry| {
             // SAFETY: all addresses are those of memory that this holds, of the plan's weights, which it holds, and of the
             // caches; shapes were checked when the plan was built, and cannot change. Positions are within the caches.
-            unsafe { launch.submit(stream) }
+            unsafe { entry.submit(stream, ranks) }
         })?;
         if copies {
             let bytes = self.places.sequences * size_of::<u32>();

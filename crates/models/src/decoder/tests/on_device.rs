@@ -6,13 +6,17 @@ use candle_quant::KvFormat;
 
 /// The first CUDA device, a real one or the pretended one of `scripts/test-cuda.sh`; none with a message.
 fn device() -> Option<Device> {
-    match Device::new_cuda(0) {
+    nth_device(0)
+}
+
+pub(super) fn nth_device(ordinal: usize) -> Option<Device> {
+    match Device::new_cuda(ordinal) {
         Ok(device) => Some(device),
         Err(error) if std::env::var("CANDLE_QUANT_REQUIRE_CUDA").as_deref() == Ok("1") => {
-            panic!("CANDLE_QUANT_REQUIRE_CUDA is set, and there is no CUDA device: {error}")
+            panic!("CANDLE_QUANT_REQUIRE_CUDA is set, and there is no CUDA device {ordinal}: {error}")
         }
         Err(error) => {
-            eprintln!("skipped, for there is no CUDA device: {error}");
+            eprintln!("skipped, for there is no CUDA device {ordinal}: {error}");
             None
         }
     }
@@ -22,10 +26,10 @@ fn device() -> Option<Device> {
 const STEPS: usize = 6;
 
 /// Of one token, and longer than the share of a block of the attention kernels.
-const PROMPTS: [usize; 2] = [1, 66];
+pub(super) const PROMPTS: [usize; 2] = [1, 66];
 
 /// The logits of single tokens behind prompts, for two texts.
-fn logits(model: &mut Model, prompts: &[usize]) -> Vec<f32> {
+pub(super) fn logits(model: &mut Model, prompts: &[usize]) -> Vec<f32> {
     let mut all = Vec::new();
     for &prompt in prompts {
         let tokens = prompt + STEPS;
@@ -44,7 +48,7 @@ fn logits(model: &mut Model, prompts: &[usize]) -> Vec<f32> {
 }
 
 /// Root mean square of differences, by that of the numbers.
-fn distance(found: &[f32], expected: &[f32]) -> f64 {
+pub(super) fn distance(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>();
     let differences = squares(&mut found.iter().zip(expected).map(|(a, b)| a - b));

@@ -60,9 +60,13 @@ impl Model {
         };
         let (before, behind) = kind.norms_around;
         let norm = |rng: &mut StdRng| before.then(|| kind.norm(rng, HIDDEN));
-        let out =
-            |rng: &mut StdRng| Out { norm: behind.then(|| kind.norm(rng, HIDDEN)), scale: kind.factor(0.4) };
-        let mut nodes = vec![Node::Embed(weight(&mut rng, VOCABULARY, HIDDEN), kind.factor(3.))];
+        let out = |rng: &mut StdRng| Out {
+            is_part: false,
+            norm: behind.then(|| kind.norm(rng, HIDDEN)),
+            scale: kind.factor(0.4),
+        };
+        let table = weight(&mut rng, VOCABULARY, HIDDEN);
+        let mut nodes = vec![Node::Embed { table, factor: kind.factor(3.), first_token: None }];
         for layer in 0..LAYERS {
             let (queries, keys) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
             let of_layer = [queries, keys, keys].map(|rows| projection(&mut rng, rows, HIDDEN));
@@ -113,9 +117,10 @@ impl Model {
             head: projection(&mut rng, VOCABULARY, HIDDEN),
             scale: kind.factor(1.7),
             softcap: kind.limit(2.5),
+            parts: None,
         });
         let turns = (0..LAYERS).map(|layer| kind.turn(layer)).collect();
-        let plan = Plan { nodes, hidden: HIDDEN, vocabulary: VOCABULARY, turns };
+        let plan = Plan { nodes, hidden: HIDDEN, vocabulary: VOCABULARY, turns, rank: None };
         Self { plan, kind, updates }
     }
 
@@ -137,7 +142,7 @@ impl Model {
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for node in &self.plan.nodes {
             match node {
-                Node::Embed(table, scale) => {
+                Node::Embed { table, factor: scale, .. } => {
                     let table = numbers_of(table);
                     let row = |id: &u32| table[*id as usize].iter().map(|x| x * f64::from(*scale)).collect();
                     hidden = ids.iter().map(row).collect();
