@@ -34,6 +34,7 @@ mod step_dense;
 mod step_experts;
 mod step_orders;
 mod step_ragged;
+mod step_ranks;
 mod steps;
 mod tiles;
 mod views;

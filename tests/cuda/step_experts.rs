@@ -189,7 +189,7 @@ fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
             scale: 1.4,
             weighs_inputs: kind.weighs_inputs,
             shared: kind.shared.then(|| FeedForwardBlock::new(Some(&gate), &up, &down)),
-            out: BlockOutput { norm: behind, scale: 0.7 },
+            out: BlockOutput { norm: behind, scale: 0.7, ..Default::default() },
             ..ExpertsBlock::new(&router, kind.top_k, &experts)
         })
         .unwrap();
