@@ -15,6 +15,9 @@ use std::fmt;
 /// they are then captured as a CUDA graph, which serves every position until a cache grows. Both give the same bits.
 /// `CANDLE_QUANT_GRAPH=eager` never captures them, `=on` makes it an error where that is not possible (else a warning),
 /// and `=off` refuses steps on devices altogether.
+///
+/// Of several ranks each has the steps of its part. All have to run the same ones in the same order, and wait for each other on their
+/// devices; all receive all logits, and draw the same tokens.
 pub struct DeviceStep {
     plan: StepPlan,
     launches: backend::StepLaunches,
@@ -212,7 +215,7 @@ impl DeviceStep {
         Ok((rows, lens.iter().zip(active).map(position).collect::<Result<_>>()?))
     }
 
-    /// Launches of a step; none before the first one.
+    /// Launches of a step, and what ranks exchange between them; none before the first one.
     pub fn launches(&self) -> Option<usize> {
         self.launches.launches()
     }
