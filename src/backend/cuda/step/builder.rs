@@ -3,21 +3,17 @@
 use super::super::attention::Turns;
 use super::super::bindings::*;
 use super::super::card::Card;
-use super::super::dequantize::ELEMENTS_OF_BLOCK;
-use super::super::formats::FormatKernels;
 use super::super::gemv_call::PLAIN;
 use super::super::kernel::Kernel;
 use super::super::launch::Grid;
 use super::super::memory::{float_dtype, u32_of};
-use super::super::operand::LockedWeight;
 use super::super::plan::THREADS;
 use super::super::sample::{DrawAt, SampleCall};
 use super::memory::{Addresses, Constants};
 use super::projections::{Source, Target};
 use super::{Entry, Exchange, Launch, LaunchParams};
 use crate::backend::sample::Choice;
-use crate::backend::step::{Activation, CacheRows, Matrix, Node, Norm, Out, Plan, Projection};
-use crate::QuantTensor;
+use crate::backend::step::{Activation, CacheRows, Node, Norm, Plan};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result};
 use std::borrow::Cow;
@@ -184,17 +180,7 @@ impl Builder<'_> {
         let (hidden, k) = (places.hidden, self.plan.hidden);
         let plain = Target { y: &[], gated: false, finish: PLAIN, residual: 0 };
         match node {
-            Node::Embed { table, factor, first_token } => {
-                let of = Embedded { factor: *factor, first_token: first_token.unwrap_or(0) };
-                match table {
-                    Matrix::Packed(table) => self.embed(table, of, places)?,
-                    Matrix::Dense(table) => self.embed_dense(table, of, places)?,
-                }
-                if first_token.is_some() {
-                    self.sum(places.hidden);
-                }
-                Ok(())
-            }
+            Node::Embed { table, factor, first_token } => self.embed(table, *factor, *first_token, places),
             Node::Queries(norm, projections, clip) => {
                 let finish = CqFinish { limit: clip.unwrap_or(0.), ..PLAIN };
                 let source = Source { x: hidden, k, norm: norm.as_ref() };
@@ -229,63 +215,6 @@ impl Builder<'_> {
                 Ok(())
             }
         }
-    }
-
-    fn embed(&mut self, table: &QuantTensor, of: Embedded, places: &Places) -> Result<()> {
-        let weight = LockedWeight::new(table);
-        let params = CqDequantize {
-            matrix: weight.addresses(self.stream)?.matrix(0, table.global_scale_of(0))?,
-            ids: places.ids as *const _,
-            y: places.hidden as *mut _,
-            first_row: of.first_token as u64,
-            vocabulary: self.plan.vocabulary as u64,
-            count: u32_of("sequences", self.sequences)?,
-            k: u32_of("K", self.plan.hidden)?,
-            group_size: u32_of("group size", table.format().group_size())?,
-            ids_bytes: size_of::<u32>() as u32,
-            y_dtype: float_dtype(self.dtype)?,
-            factor: of.factor,
-        };
-        let blocks = (self.sequences, self.plan.hidden.div_ceil(ELEMENTS_OF_BLOCK));
-        let kernel = FormatKernels::of(table.format())?.dequantize();
-        self.push(kernel, Grid { blocks, shared_bytes: 0 }, LaunchParams::Dequantize(params));
-        Ok(())
-    }
-
-    /// `hidden += out(projection of x)`.
-    fn add(&mut self, projection: &Projection, x: u64, out: &Out, places: &Places) -> Result<()> {
-        let source = Source { x, k: projection.k, norm: None };
-        let OutputAt { y, residual, factor } = OutputAt::new(out, places);
-        let target = Target { y: &[y], gated: false, finish: CqFinish { factor, ..PLAIN }, residual };
-        self.project(&[projection], source, target, places)?;
-        self.finish(out, places)
-    }
-
-    /// What is left to do after an output, where that is not added to the hidden state at once.
-    pub(super) fn finish(&mut self, out: &Out, places: &Places) -> Result<()> {
-        let (output, hidden, width) = (places.output, places.hidden, self.plan.hidden);
-        if out.is_part {
-            self.sum(output);
-        }
-        match &out.norm {
-            Some(norm) => self.norm(norm, (self.sequences, width), (output, hidden), (out.scale, hidden)),
-            None if out.is_part => {
-                let finish = CqFinish { factor: out.scale, ..PLAIN };
-                self.elementwise(
-                    output,
-                    0,
-                    width,
-                    Target { y: &[hidden], gated: false, finish, residual: hidden },
-                )
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Replaces rows as wide as the hidden state by their sums over all ranks.
-    fn sum(&mut self, address: u64) {
-        let count = self.sequences * self.plan.hidden;
-        self.entries.push(Entry::Exchange(Exchange::Sum { address, count, dtype: self.dtype }));
     }
 
     /// `y = residual + factor * norm(x)`, of rows of a width.
@@ -382,31 +311,6 @@ impl Builder<'_> {
 
     pub(super) fn push(&mut self, kernel: Kernel, grid: Grid, params: LaunchParams) {
         self.entries.push(Entry::Launch(Launch { kernel, grid, params }));
-    }
-}
-
-/// How a table is embedded.
-#[derive(Clone, Copy)]
-pub(super) struct Embedded {
-    pub(super) factor: f32,
-    /// That of the first row.
-    pub(super) first_token: usize,
-}
-
-/// Where a block leaves its output, by what it multiplies it, and what it adds to it.
-pub(super) struct OutputAt {
-    pub(super) y: u64,
-    pub(super) residual: u64,
-    pub(super) factor: f32,
-}
-
-impl OutputAt {
-    /// At once in the hidden state, unless something comes before.
-    pub(super) fn new(out: &Out, places: &Places) -> Self {
-        match out.norm.is_some() || out.is_part {
-            true => Self { y: places.output, residual: 0, factor: 1. },
-            false => Self { y: places.hidden, residual: places.hidden, factor: out.scale },
-        }
     }
 }
 

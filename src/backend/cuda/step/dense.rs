@@ -1,11 +1,11 @@
 //! Dense weights of a step, as they are stored.
 
-use super::super::bindings::{CqDense, CqEmbed, CQ_MAX_WEIGHTS};
+use super::super::bindings::{CqDense, CQ_MAX_WEIGHTS};
 use super::super::kernel::Kernel;
 use super::super::launch::Grid;
 use super::super::memory::{float_dtype, u32_of, Locked};
-use super::super::plan::{self, THREADS};
-use super::builder::{Builder, Embedded, Places};
+use super::super::plan;
+use super::builder::{Builder, Places};
 use super::projections::{Seen, Source, Target};
 use super::LaunchParams;
 use crate::backend::step::Projection;
@@ -74,25 +74,5 @@ impl Builder<'_> {
         let grid = Grid { blocks, shared_bytes: plan::dense_shared_bytes(rows) };
         self.push(Kernel::Dense { rows }, grid, LaunchParams::Dense(params));
         Ok(true)
-    }
-
-    /// Rows of a dense table.
-    pub(super) fn embed_dense(&mut self, table: &Tensor, of: Embedded, places: &Places) -> Result<()> {
-        let params = CqEmbed {
-            table: Locked::new(table).view()?.address(self.stream)?.as_ptr(),
-            ids: places.ids as *const _,
-            y: places.hidden as *mut _,
-            first_row: u32_of("first token", of.first_token)?,
-            rows: u32_of("rows of a table", table.dims().first().copied().unwrap_or_default())?,
-            vocabulary: u32_of("vocabulary", self.plan.vocabulary)?,
-            k: u32_of("hidden size", self.plan.hidden)?,
-            table_dtype: float_dtype(table.dtype())?,
-            y_dtype: float_dtype(self.dtype)?,
-            factor: of.factor,
-            unused: 0,
-        };
-        let blocks = (self.sequences, self.plan.hidden.div_ceil(THREADS as usize));
-        self.push(Kernel::Embed, Grid { blocks, shared_bytes: 0 }, LaunchParams::Embed(params));
-        Ok(())
     }
 }

@@ -11,6 +11,7 @@ use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result};
 
 /// What is put into a stream.
+#[allow(clippy::large_enum_variant, reason = "nearly all are launches")]
 pub(super) enum Entry {
     Launch(Launch),
     Exchange(Exchange),

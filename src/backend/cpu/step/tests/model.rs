@@ -200,7 +200,7 @@ impl Model {
                         hidden.iter_mut().zip(output).for_each(|(hidden, y)| *hidden += y);
                     }
                 }
-                Node::Logits { norm, head, scale, softcap } => {
+                Node::Logits { norm, head, scale, softcap, .. } => {
                     let x: Vec<_> = hidden.iter().map(|x| normed(x, norm.as_ref())).collect();
                     logits = self.products(head, &x);
                     logits.iter_mut().flatten().for_each(|y| *y = capped(*y * f64::from(*scale), *softcap));
