@@ -26,9 +26,11 @@ impl Communicator {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(work)
     }
 
-    /// Ends what is under way on the GPU, with any result, and so those that wait for it.
+    /// Ends what is under way on the GPU, with any result, and so those that wait for it. NCCL may wait until all graphs that
+    /// hold operations are dropped, by those whom the lock must not keep from that.
     pub(super) fn abort(&self) {
-        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let live = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(live);
     }
 }
 

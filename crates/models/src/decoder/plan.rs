@@ -21,25 +21,22 @@ impl Model {
             let (head, share) = self.lm_head.part();
             plan.head(HeadBlock { scale: logits, softcap, share, ..HeadBlock::new(norm, head) })
         };
-        match self.agreed(build()) {
-            Ok(plan) => Ok(Some(plan)),
-            Err(error @ Error::Rank { .. }) => Err(error),
-            Err(error) => {
-                log::debug!("the model runs layer by layer: {error}");
-                Ok(None)
-            }
-        }
+        let plan = self.agreed(build())?;
+        Ok(plan.map_err(|error| log::debug!("the model runs layer by layer: {error}")).ok())
     }
 
     /// What all ranks have, or none of them: else those that do would wait for the others.
-    pub(super) fn agreed<T>(&self, made: Result<T>) -> Result<T> {
-        let Some(rank) = self.rank.as_ref().filter(|rank| !rank.device().is_cpu()) else { return made };
+    ///
+    /// # Errors
+    /// If another rank fails.
+    pub(super) fn agreed<T>(&self, made: Result<T>) -> Result<Result<T>> {
+        let Some(rank) = self.rank.as_ref().filter(|rank| !rank.device().is_cpu()) else { return Ok(made) };
         let refused = Tensor::new(&[u32::from(made.is_err())], rank.device())?;
         let refused = rank.all_reduce_sum(&refused)?.to_vec1::<u32>()?;
-        match made {
+        Ok(match made {
             Ok(_) if refused != [0] => Err(unplanned("a part that another rank has")),
             made => made,
-        }
+        })
     }
 
     /// The logits `[wanted, vocabulary]` of some of the tokens, by the plan.
@@ -172,7 +169,7 @@ impl Model {
             None => {
                 self.steps.clear();
                 let step = self.plan_of_text()?.on_device(batch, self.dtype);
-                self.agreed(step)
+                self.agreed(step)?
             }
         }
     }

@@ -130,7 +130,7 @@ fn one_rank_without_a_plan() {
         let mut model = Model::new(&config, VarBuilder::sharded(&checkpoint, &rank, DType::F32))?;
         assert!(model.plan.is_some());
         let own = if rank.index() == 1 { Err(unplanned("a part of rank 1")) } else { Ok(()) };
-        let told = model.agreed(own).unwrap_err().to_string();
+        let told = model.agreed(own)?.unwrap_err().to_string();
         let expected = ["a part that another rank has", "a part of rank 1"][rank.index()];
         assert!(told.contains(expected), "{told}");
         model.plan = None;
