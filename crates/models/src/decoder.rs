@@ -33,6 +33,8 @@ pub struct Model {
     layers: Vec<Layer>,
     /// All of it in one call; none if a layer is of a kind that a plan does not have.
     plan: Option<StepPlan>,
+    /// Whether this rank knows that all have one, or none.
+    has_agreed: bool,
     /// Its steps on a device, each with whether it is of a long text.
     steps: Vec<(bool, DeviceStep)>,
     norm: Norm,
@@ -94,7 +96,7 @@ impl Model {
     /// Builds a model from the weights at the root of `vb`; activations have the builder's dtype.
     ///
     /// On a builder for one of several ranks ([`VarBuilder::sharded`]) it is that rank's part: all ranks have to
-    /// build one, and to call [`forward`](Model::forward) alike, and all receive the logits.
+    /// call [`forward`](Model::forward) alike, and all receive the logits.
     ///
     /// # Errors
     /// If the config is senseless, the dtype is not f32, f16 or bf16, or the weights are missing, damaged or contradict
@@ -149,6 +151,7 @@ impl Model {
         let mut this = Self {
             norm: Norm::new(config.norm, hidden, config.norm_eps, model.pp(config.names.final_norm))?,
             plan: None,
+            has_agreed: false,
             steps: Vec::new(),
             embed_tokens,
             layers,
@@ -169,7 +172,7 @@ impl Model {
             rank: vb.rank().cloned(),
             adapters: vb.adapters().clone(),
         };
-        this.plan = this.planned()?;
+        this.plan = this.planned();
         // Once, of several ranks.
         if let Some(checkpoint) = vb.checkpoint().filter(|_| vb.rank().is_none_or(|rank| rank.index() == 0)) {
             warn_of_unused(config, checkpoint);

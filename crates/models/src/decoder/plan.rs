@@ -8,11 +8,8 @@ use candle_quant::step::{DeviceStep, HeadBlock, StepBuilder, StepPlan, StepToken
 use candle_quant::{DeviceKvCache, Error, Result};
 
 impl Model {
-    /// The layers as a plan, if all are packed or dense, and of kinds that plans have; of several ranks those of all.
-    ///
-    /// # Errors
-    /// If another rank fails.
-    pub(super) fn planned(&self) -> Result<Option<StepPlan>> {
+    /// The layers, or this rank's part of them, as a plan, if all are packed or dense, and of kinds that plans have.
+    pub(super) fn planned(&self) -> Option<StepPlan> {
         let build = || -> Result<StepPlan> {
             let Some(norm) = self.norm.of_step() else { return Err(unplanned("a rank's part of a norm")) };
             let Scales { embedding, logits, softcap } = self.scales;
@@ -21,15 +18,14 @@ impl Model {
             let (head, share) = self.lm_head.part();
             plan.head(HeadBlock { scale: logits, softcap, share, ..HeadBlock::new(norm, head) })
         };
-        let plan = self.agreed(build())?;
-        Ok(plan.map_err(|error| log::debug!("the model runs layer by layer: {error}")).ok())
+        build().map_err(|error| log::debug!("the model runs layer by layer: {error}")).ok()
     }
 
     /// What all ranks have, or none of them: else those that do would wait for the others.
     ///
     /// # Errors
     /// If another rank fails.
-    pub(super) fn agreed<T>(&self, made: Result<T>) -> Result<Result<T>> {
+    fn agreed<T>(&self, made: Result<T>) -> Result<Result<T>> {
         let Some(rank) = self.rank.as_ref().filter(|rank| !rank.device().is_cpu()) else { return Ok(made) };
         let refused = Tensor::new(&[u32::from(made.is_err())], rank.device())?;
         let refused = rank.all_reduce_sum(&refused)?.to_vec1::<u32>()?;
@@ -92,7 +88,7 @@ impl Model {
         let (batch, len) = ids.dims2()?;
         let is_step = len == 1 && (1..=StepPlan::MOST_SEQUENCES).contains(&batch);
         // Numbers that are too large for U32 would become others.
-        if !is_step || !matches!(ids.dtype(), DType::U8 | DType::U32) || !self.has_steps() {
+        if !is_step || !matches!(ids.dtype(), DType::U8 | DType::U32) || !self.has_steps()? {
             return Ok(None);
         }
         self.check_ids(ids, offset)?;
@@ -108,7 +104,7 @@ impl Model {
         options: &SampleOptions,
         (seed, step): (u64, u64),
     ) -> candle_core::Result<Option<u32>> {
-        if !self.has_steps() {
+        if !self.has_steps()? {
             return Ok(None);
         }
         self.check(1, offset)?;
@@ -116,9 +112,16 @@ impl Model {
         Ok(drawn.and_then(|tokens| tokens.first().copied()))
     }
 
-    fn has_steps(&self) -> bool {
-        let plain = !self.adapters.is_active() && !self.adapters.is_observed();
-        !self.device.is_cpu() && self.plan.is_some() && plain
+    fn has_steps(&mut self) -> Result<bool> {
+        if self.device.is_cpu() || self.adapters.is_active() || self.adapters.is_observed() {
+            return Ok(false);
+        }
+        if !self.has_agreed {
+            let plan = self.plan.take().ok_or_else(|| unplanned("a part of this rank"));
+            self.plan = self.agreed(plan)?.ok();
+            self.has_agreed = true;
+        }
+        Ok(self.plan.is_some())
     }
 
     /// Where the plan turns out to be none for this device, layers go on without it.

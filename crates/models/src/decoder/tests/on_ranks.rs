@@ -2,7 +2,6 @@
 
 use super::on_device::{distance, logits, nth_device, PROMPTS};
 use super::*;
-use crate::layer::unplanned;
 use candle_quant::ops::SampleOptions;
 use candle_quant::parallel::{run, Rank};
 
@@ -119,7 +118,7 @@ fn shares_of_any_size() {
     }
 }
 
-/// Where a rank has no kernel for its part, all go layer by layer: nobody waits for those that do not come.
+/// Where one rank has no plan, all go layer by layer: nobody waits for it in a step.
 #[test]
 fn one_rank_without_a_plan() {
     let Some(devices) = devices(2) else { return };
@@ -129,11 +128,9 @@ fn one_rank_without_a_plan() {
         let config = Config::from_checkpoint(&checkpoint)?;
         let mut model = Model::new(&config, VarBuilder::sharded(&checkpoint, &rank, DType::F32))?;
         assert!(model.plan.is_some());
-        let own = if rank.index() == 1 { Err(unplanned("a part of rank 1")) } else { Ok(()) };
-        let told = model.agreed(own)?.unwrap_err().to_string();
-        let expected = ["a part that another rank has", "a part of rank 1"][rank.index()];
-        assert!(told.contains(expected), "{told}");
-        model.plan = None;
+        if rank.index() == 1 {
+            model.plan = None;
+        }
         Ok(model)
     };
     let (found, launches, _) = of_ranks(&devices, make);
