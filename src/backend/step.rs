@@ -68,6 +68,14 @@ pub(crate) struct Projection {
     pub(crate) index: usize,
 }
 
+/// Whether two orders of columns are one: a plan has each but once.
+pub(crate) fn same_order(a: Option<&Arc<[u32]>>, b: Option<&Arc<[u32]>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (a, b) => a.is_none() && b.is_none(),
+    }
+}
+
 /// The active adapters of projections, by their numbers; those beyond the last have none.
 pub(crate) type Updates = [Vec<Arc<Update>>];
 

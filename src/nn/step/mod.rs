@@ -189,7 +189,7 @@ impl StepBuilder {
             return Err(Error::mismatch("queries, keys and values", expected, found));
         };
         let mut o = self.projection("output of attention", block.o_proj, q.rows)?;
-        self.of_sum("output of attention", &mut o, block.out.sum)?;
+        self.bias_of_sum("output of attention", &mut o, block.out.sum)?;
         check_rows("output of attention", &o, hidden)?;
         let turn = turn(block.turn, head_dim)?;
         let known = self.plan.turns.iter().position(|known| *known == turn);
@@ -222,7 +222,7 @@ impl StepBuilder {
         let gate = block.gate_proj.map(|gate| self.projection("gate", gate, hidden)).transpose()?;
         gate.as_ref().map_or(Ok(()), |gate| check_rows("gate", gate, up.rows))?;
         let mut down = self.projection("down", block.down_proj, up.rows)?;
-        self.of_sum("down", &mut down, block.out.sum)?;
+        self.bias_of_sum("down", &mut down, block.out.sum)?;
         check_rows("down", &down, hidden)?;
         let norm = norm("norm before the feed-forward block", block.norm, hidden)?;
         let out = self.out("norm behind the feed-forward block", block.out)?;
@@ -237,7 +237,7 @@ impl StepBuilder {
     }
 
     /// What is added once to the sum of parts is added to the first of them.
-    fn of_sum(&mut self, what: &str, part: &mut Projection, sum: Option<PartialSum>) -> Result<()> {
+    fn bias_of_sum(&mut self, what: &str, part: &mut Projection, sum: Option<PartialSum>) -> Result<()> {
         let Some(PartialSum { rank, bias }) = sum else { return Ok(()) };
         self.part_of(rank)?;
         if part.bias.is_some() {

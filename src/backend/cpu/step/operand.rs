@@ -5,7 +5,7 @@ use super::super::dispatch::{self, Prepared};
 use super::super::fast_kernel::Digits;
 use super::super::isa;
 use super::super::low_rank::LowRank;
-use crate::backend::step::{Matrix, Projection, StackProjection, Updates};
+use crate::backend::step::{same_order, Matrix, Projection, StackProjection, Updates};
 use crate::backend::{with_matrix, Lent};
 use crate::{QuantFormat, QuantTensor};
 use candle_core::Result;
@@ -33,14 +33,6 @@ pub(super) fn in_order<'x>(x: &'x [f32], rows: usize, columns: Option<&Arc<[u32]
         ordered.extend(columns.iter().map(|column| row.get(*column as usize).copied().unwrap_or(0.)));
     }
     Cow::Owned(ordered)
-}
-
-/// Whether two orders of columns are one. Plans have each but once.
-pub(super) fn same_order(a: Option<&Arc<[u32]>>, b: Option<&Arc<[u32]>>) -> bool {
-    match (a, b) {
-        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-        (a, b) => a.is_none() && b.is_none(),
-    }
 }
 
 /// A format, an order of columns, and x as these have it.

@@ -82,7 +82,7 @@ pub(super) struct Places {
     pub(super) attended: u64,
     pub(super) gate: u64,
     pub(super) inner: u64,
-    /// Of a block, before its norm.
+    /// Of a block, before what ranks sum and its norm.
     pub(super) output: u64,
     pub(super) logits: u64,
     /// Of this rank.

@@ -9,7 +9,7 @@ use super::super::operand::{has_narrow_scales, LockedOperand, OperandPointers};
 use super::builder::{Builder, Places};
 use super::memory::Addresses;
 use super::LaunchParams;
-use crate::backend::step::{Norm, Projection};
+use crate::backend::step::{same_order, Norm, Projection};
 use crate::backend::Operand;
 use crate::QuantTensor;
 use candle_core::{bail, DType, Result};
@@ -44,7 +44,7 @@ impl Builder<'_> {
     ) -> Result<()> {
         let mut seen = Seen::default();
         let [first, rest @ ..] = projections else { return Ok(()) };
-        if rest.iter().all(|other| is_same(other.columns.as_ref(), first.columns.as_ref())) {
+        if rest.iter().all(|other| same_order(other.columns.as_ref(), first.columns.as_ref())) {
             let source = self.in_order(first, source, &mut seen, places)?;
             if self.together(projections, source, target, &mut seen, places)? {
                 return Ok(());
@@ -199,7 +199,7 @@ impl Builder<'_> {
         places: &Places,
     ) -> Result<Source<'a>> {
         let Some(columns) = &projection.columns else { return Ok(source) };
-        if !is_same(seen.order.as_ref(), Some(columns)) {
+        if !same_order(seen.order.as_ref(), Some(columns)) {
             let rows = (self.sequences, source.k);
             self.order(source.norm, columns, rows, (source.x, places.ordered))?;
             seen.order = Some(Arc::clone(columns));
@@ -222,14 +222,6 @@ pub(super) struct Seen {
     normed: bool,
     /// The order of columns that it was brought into last.
     order: Option<Arc<[u32]>>,
-}
-
-/// Whether two orders of columns are the same one; one order of several projections is.
-fn is_same(a: Option<&Arc<[u32]>>, b: Option<&Arc<[u32]>>) -> bool {
-    match (a, b) {
-        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-        (a, b) => a.is_none() && b.is_none(),
-    }
 }
 
 fn is_plain(finish: &CqFinish) -> bool {
