@@ -36,15 +36,6 @@ impl GroupParams {
         (of_row(&self.scales), of_row(&self.biases))
     }
 
-    /// Moves `center` from the codes into the biases: `q * s + b = (q - center) * s + (b + center * s)`.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(super) fn absorb_center(&mut self, center: f32) {
-        for (bias, scale) in self.biases.iter_mut().zip(&self.scales) {
-            *bias = scale.mul_add(center, *bias);
-        }
-    }
-
     /// Reads `rows` rows of the weight, from `first_row` on. Inlined where vector instructions are enabled.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]

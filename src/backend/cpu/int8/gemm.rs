@@ -9,6 +9,7 @@
 
 use super::super::aligned::Aligned;
 use super::super::fast_kernel::{Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel};
+use super::super::group_params::GroupParams;
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::output::in_parts_of;
@@ -16,6 +17,7 @@ use super::super::row_gemv::LANES;
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::LIMB_BITS;
+use super::panel_columns::Columns;
 use super::unpack::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4};
 use super::weight_panels::{unpack_rows, Panel, PanelParams, DEPTH};
 use super::x_tiles::{Layout, Tile, XTiles};
@@ -220,14 +222,16 @@ impl<M: Multiplier> Prepared<M> {
         let count: usize = tiles.iter().map(|tile| tile.rows).sum();
         let lanes_of = |panel: usize| (first_row + panel * LANES, (rows - panel * LANES).min(LANES));
         let mut params: Vec<PanelParams> = Vec::new();
+        let mut of_rows = GroupParams::new(matrix);
         // Few rows of x take few panels at a time, so that rows of the weight are read from their beginning to their end.
         let together = if count <= MAX_STREAMED { M::TOGETHER } else { ROWS_OF_TASK / LANES };
         for panel in 0..panels.min(together) {
             let mut of_panel = PanelParams::new(matrix, has_biases);
-            of_panel.load(matrix, &self.codes, lanes_of(panel));
+            of_panel.load(matrix, &self.codes, lanes_of(panel), &mut of_rows);
             params.push(of_panel);
         }
         let mut codes = Aligned::<u8>::new(params.len() * DEPTH * LANES);
+        let columns = Columns { format: matrix.format, codes: &self.codes, layout: M::LAYOUT };
         // Tiles may have rows of zeros at their ends, whose sums the next tile takes.
         let stride = count + last_tile.size;
         let of_panels = vec![[0f32; LANES]; params.len() * stride];
@@ -238,7 +242,7 @@ impl<M: Multiplier> Prepared<M> {
             let some = (panels - first_panel).min(params.len());
             if first_panel > 0 {
                 for (panel, params) in params.iter_mut().take(some).enumerate() {
-                    params.load(matrix, &self.codes, lanes_of(first_panel + panel));
+                    params.load(matrix, &self.codes, lanes_of(first_panel + panel), &mut of_rows);
                 }
                 sums.of_panels.fill([0.; LANES]);
             }
@@ -252,13 +256,8 @@ impl<M: Multiplier> Prepared<M> {
                 let chunk = Chunk { codes, params: &params[..some], elements, group_size };
                 // SAFETY: `begin` has been called for tiles of this size and these groups.
                 unsafe { M::add::<DIGITS>(chunk, tiles, &mut sums) };
-            }
-            for panel in 0..some {
-                let rows = (lanes_of(first_panel + panel), first_x..first_x + count);
-                self.x.outliers.for_each_column::<LANES>(matrix, rows.0, rows.1, |index, x, weights| {
-                    let sums = sums.rows_from(panel, index).iter_mut().take(1).flatten().zip(weights);
-                    sums.for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
-                });
+                let outliers = self.x.outliers.in_columns(elements.0..elements.0 + elements.1);
+                columns.add_outliers(chunk, (outliers, first_x..first_x + count), &mut sums);
             }
             each(&sums, first_panel * LANES);
         }

@@ -73,8 +73,8 @@ impl Multiplier for Amx {
                         let right = [right.cast(), right.wrapping_add(DEPTH / 4).cast()];
                         let left = Left::of::<DIGITS>(tile, first + element);
                         match panels {
-                            2 => multiply::<DIGITS, 2>(left, right, group_size, &mut counts[turn]),
-                            _ => multiply::<DIGITS, 1>(left, right, group_size, &mut counts[turn]),
+                            2 => multiply::<DIGITS, 2>(left, right, (group_size, turn), &mut counts[turn]),
+                            _ => multiply::<DIGITS, 1>(left, right, (group_size, turn), &mut counts[turn]),
                         }
                         turn ^= 1;
                         let next = Waiting { first_panel, panels, tile, group: first_group + group };
@@ -125,7 +125,7 @@ impl Left {
 unsafe fn multiply<const DIGITS: usize, const PANELS: usize>(
     left: Left,
     right: [*const u8; 2],
-    group_size: usize,
+    (group_size, turn): (usize, usize),
     counts: &mut Counts,
 ) {
     let parts = group_size.div_ceil(64);
@@ -133,7 +133,7 @@ unsafe fn multiply<const DIGITS: usize, const PANELS: usize>(
     unsafe {
         for digit in 0..DIGITS {
             // By turns, so that one may be written while the next ones are computed.
-            match digit % 2 {
+            match (digit + DIGITS * turn) % 2 {
                 0 => multiply_digit::<0, 1, PANELS>(left, right, (digit, parts), counts),
                 _ => multiply_digit::<2, 3, PANELS>(left, right, (digit, parts), counts),
             }
@@ -185,34 +185,57 @@ unsafe fn multiply_digit<const S0: u8, const S1: u8, const PANELS: usize>(
 /// The caller enables the features; panels and tile have the group.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
-unsafe fn flush<const DIGITS: usize>(
+unsafe fn flush<const DIGITS: usize>(chunk: Chunk, waiting: Waiting, counts: &Counts, sums: &mut Sums) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        match waiting.panels {
+            2 => flush_panels::<DIGITS, 2>(chunk, waiting, counts, sums),
+            _ => flush_panels::<DIGITS, 1>(chunk, waiting, counts, sums),
+        }
+    }
+}
+
+/// The same for so many panels: what belongs to a row of x is read once for them.
+///
+/// # Safety
+/// As [`flush`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
+unsafe fn flush_panels<const DIGITS: usize, const PANELS: usize>(
     chunk: Chunk,
-    Waiting { first_panel, panels, tile, group }: Waiting,
+    Waiting { first_panel, tile, group, .. }: Waiting,
     counts: &Counts,
     sums: &mut Sums,
 ) {
-    for index in 0..panels {
-        let (panel, counts) = (first_panel + index, &counts[index]);
-        let params = &chunk.params[panel];
-        let to = sums.rows_from(panel, tile.first)[..tile.size].as_mut_ptr().cast::<f32>();
-        // SAFETY: all of these have the group, as the caller vouches, and `to` the rows of the tile; a line is an aligned
-        // vector.
+    let mut to = [std::ptr::null_mut::<f32>(); PANELS];
+    let mut scales = [_mm512_setzero_ps(); PANELS];
+    let mut biases = [_mm512_setzero_ps(); PANELS];
+    for panel in 0..PANELS {
+        to[panel] = sums.rows_from(first_panel + panel, tile.first)[..tile.size].as_mut_ptr().cast();
+        let params = &chunk.params[first_panel + panel];
+        // SAFETY: the panel has the group, as the caller vouches.
         unsafe {
-            let (units, x) =
-                (tile.units.as_ptr().add(group * tile.size), tile.sums.as_ptr().add(group * tile.size));
-            let scales = _mm512_loadu_ps(params.scales.as_ptr().add(group).cast());
-            let biases = match params.biases.is_empty() {
-                true => _mm512_setzero_ps(),
-                false => _mm512_loadu_ps(params.biases.as_ptr().add(group).cast()),
-            };
-            for row in 0..tile.size {
+            scales[panel] = _mm512_loadu_ps(params.scales.as_ptr().add(group).cast());
+            if !params.biases.is_empty() {
+                biases[panel] = _mm512_loadu_ps(params.biases.as_ptr().add(group).cast());
+            }
+        }
+    }
+    for row in 0..tile.size {
+        // SAFETY: the tile has the group, as the caller vouches, and `to` its rows; a line is an aligned vector.
+        unsafe {
+            let of_row = (
+                *tile.units.as_ptr().add(group * tile.size + row),
+                *tile.sums.as_ptr().add(group * tile.size + row),
+            );
+            for panel in 0..PANELS {
                 let mut digits = [_mm512_setzero_si512(); DIGITS];
                 for digit in 0..DIGITS {
-                    digits[digit] = _mm512_load_si512(counts[digit].as_ptr().add(row).cast());
+                    digits[digit] = _mm512_load_si512(counts[panel][digit].as_ptr().add(row).cast());
                 }
-                let at = to.add(row * LANES);
-                let of_row = (*units.add(row), *x.add(row));
-                _mm512_storeu_ps(at, scaled(digits, of_row, (scales, biases), _mm512_loadu_ps(at)));
+                let at = to[panel].add(row * LANES);
+                let params = (scales[panel], biases[panel]);
+                _mm512_storeu_ps(at, scaled(digits, of_row, params, _mm512_loadu_ps(at)));
             }
         }
     }

@@ -138,15 +138,11 @@ impl Prepared {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     fn add_outliers(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
         let m = self.rows.len().max(1);
-        self.outliers.for_each_column::<ROWS_PER_PASS>(
-            matrix,
-            (first_row, out.len() / m),
-            0..m,
-            |index, x, weights| {
-                let sums = out.iter_mut().skip(index).step_by(m);
-                sums.zip(weights).for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
-            },
-        );
+        let rows = (first_row, out.len() / m);
+        self.outliers.for_each_column::<ROWS_PER_PASS>(matrix, rows, |index, x, weights| {
+            let sums = out.iter_mut().skip(index).step_by(m);
+            sums.zip(weights).for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
+        });
     }
 }
 

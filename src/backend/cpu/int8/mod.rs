@@ -14,6 +14,7 @@ mod gemm_amx;
 mod gemm_vnni;
 pub(super) mod gemv_vnni;
 mod outliers;
+mod panel_columns;
 mod unpack;
 mod weight_panels;
 mod x_tiles;

@@ -32,10 +32,20 @@ const ROWS_AT_ONCE: usize = 16;
 
 /// A number, its row of x and its column.
 #[derive(Clone, Copy, Debug)]
-struct Outlier {
+pub(super) struct Outlier {
     k: u32,
     m: u32,
-    x: f32,
+    pub(super) x: f32,
+}
+
+impl Outlier {
+    pub(super) fn column(&self) -> usize {
+        self.k as usize
+    }
+
+    pub(super) fn row(&self) -> usize {
+        self.m as usize
+    }
 }
 
 /// Outliers by rows of x, and by columns in each.
@@ -93,9 +103,9 @@ impl Found {
 
     /// Those of a row.
     pub(super) fn of_row(&self, row: usize) -> OfRow<'_> {
-        let start = self.0.partition_point(|outlier| (outlier.m as usize) < row);
+        let start = self.0.partition_point(|outlier| outlier.row() < row);
         let rest = self.0.get(start..).unwrap_or_default();
-        let end = rest.partition_point(|outlier| outlier.m as usize == row);
+        let end = rest.partition_point(|outlier| outlier.row() == row);
         OfRow(rest.get(..end).unwrap_or_default())
     }
 
@@ -113,13 +123,13 @@ impl OfRow<'_> {
     /// Whether there are any below a column.
     #[inline(always)]
     pub(super) fn any_below(&self, k: usize) -> bool {
-        self.0.first().is_some_and(|outlier| (outlier.k as usize) < k)
+        self.0.first().is_some_and(|outlier| outlier.column() < k)
     }
 
     /// Makes those zero that lie among the numbers from column `first` on, and goes on behind these.
     pub(super) fn take_out(&mut self, first: usize, numbers: &mut [f32]) {
         while let Some((outlier, rest)) = self.0.split_first() {
-            let Some(x) = (outlier.k as usize).checked_sub(first).and_then(|at| numbers.get_mut(at)) else {
+            let Some(x) = outlier.column().checked_sub(first).and_then(|at| numbers.get_mut(at)) else {
                 return;
             };
             *x = 0.;
@@ -133,8 +143,14 @@ impl OfRow<'_> {
 pub(super) struct Outliers(Vec<Outlier>);
 
 impl Outliers {
-    /// Calls `add`, for outliers of some rows of x, with the row, the number, and the column of weights that it meets in
-    /// `rows` rows from `first_row` on.
+    /// Those of some columns.
+    pub(super) fn in_columns(&self, columns: Range<usize>) -> &[Outlier] {
+        let start = self.0.partition_point(|outlier| outlier.column() < columns.start);
+        let end = self.0.partition_point(|outlier| outlier.column() < columns.end);
+        self.0.get(start..end).unwrap_or_default()
+    }
+
+    /// Calls `add` with the row of x, the number, and the column of weights that it meets in `rows` rows from `first_row` on.
     ///
     /// # Panics
     /// If these are more than `N`: nothing is left out silently.
@@ -143,29 +159,19 @@ impl Outliers {
         &self,
         matrix: &PackedMatrix,
         (first_row, rows): (usize, usize),
-        rows_of_x: Range<usize>,
         mut add: impl FnMut(usize, f32, &[f32]),
     ) {
         assert!(rows <= N, "{rows} rows of at most {N}");
         // Many rows of x have theirs in the same columns.
         let (mut column, mut weights) = (None, [0f32; N]);
         let weights = &mut weights[..rows];
-        self.for_each(|index, k, x| {
-            if !rows_of_x.contains(&index) {
-                return;
+        self.0.iter().for_each(|outlier| {
+            if column != Some(outlier.k) {
+                column = Some(outlier.k);
+                matrix.column(first_row, outlier.column(), weights);
             }
-            if column != Some(k) {
-                column = Some(k);
-                matrix.column(first_row, k, weights);
-            }
-            add(index, x, weights);
+            add(outlier.row(), outlier.x, weights);
         });
-    }
-
-    /// Calls `add` with the row of x, the column and the number of each.
-    #[inline(always)]
-    pub(super) fn for_each(&self, mut add: impl FnMut(usize, usize, f32)) {
-        self.0.iter().for_each(|outlier| add(outlier.m as usize, outlier.k as usize, outlier.x));
     }
 }
 
@@ -198,16 +204,26 @@ fn limit(group: &[f32]) -> Option<Option<f32>> {
         any += not_zero.count_ones();
         small += _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(not_zero, magnitudes, bound).count_ones();
     }
-    Some((8 * small > 3 * any).then(|| FACTOR * typical(group)))
+    Some((8 * small > 3 * any).then(|| FACTOR * typical(group, any * 3 / 8)))
 }
 
-/// See above: the group is not zero.
-#[cold]
-fn typical(group: &[f32]) -> f32 {
-    let mut magnitudes: Vec<f32> = group.iter().map(|x| x.abs()).filter(|x| *x > 0.).collect();
-    let index = magnitudes.len() * 3 / 8;
-    match magnitudes.is_empty() {
-        true => 0.,
-        false => *magnitudes.select_nth_unstable_by(index, f32::total_cmp).1,
+/// The magnitude that `below` numbers of a group stay below, zeros left out, to its four leading bits: bit after bit, the
+/// largest number that no more are below.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,popcnt")]
+fn typical(group: &[f32], below: u32) -> f32 {
+    let mut bits = 0;
+    for bit in (20..31).rev() {
+        let more = _mm512_set1_ps(f32::from_bits(bits | 1 << bit));
+        let mut count = 0;
+        for x in group.chunks_exact(16) {
+            // SAFETY: a chunk has the sixteen numbers of a vector.
+            let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
+            let not_zero = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(magnitudes, _mm512_setzero_ps());
+            count += _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(not_zero, magnitudes, more).count_ones();
+        }
+        if count <= below {
+            bits |= 1 << bit;
+        }
     }
+    f32::from_bits(bits)
 }

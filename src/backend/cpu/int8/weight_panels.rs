@@ -29,6 +29,17 @@ pub(super) const fn element(bits: usize, vector: usize, byte: usize) -> usize {
     }
 }
 
+/// The vector and the byte of each lane in which an element is: the inverse of [`element`].
+pub(super) const fn place(bits: usize, element: usize) -> (usize, usize) {
+    if transposed_packed(bits) {
+        let vectors = 8 / bits;
+        let within = element % (4 * vectors);
+        (element / (4 * vectors) * vectors + within % vectors, within / vectors)
+    } else {
+        (element / 4, element % 4)
+    }
+}
+
 /// Codes of a panel, four elements to a vector.
 pub(super) type Panel = [[u8; 64]];
 
@@ -209,20 +220,22 @@ fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
 
 /// Scales and biases of a panel's rows, a vector of sixteen rows for each group.
 pub(super) struct PanelParams {
-    of_rows: GroupParams,
+    /// Times the unit of the codes.
     pub(super) scales: Vec<[f32; LANES]>,
-    /// None where the format has none.
+    /// Of codes less their center: `q * s + b = (q - center) * s + (b + center * s)`. None where the format has none.
     pub(super) biases: Vec<[f32; LANES]>,
+    /// Of codes as they are.
+    pub(super) stored_biases: Vec<[f32; LANES]>,
 }
 
 impl PanelParams {
     pub(super) fn new(matrix: &PackedMatrix, has_biases: bool) -> Self {
         let groups = matrix.groups_per_row();
         let zeros = |any: bool| vec![[0.; LANES]; if any { groups } else { 0 }];
-        Self { of_rows: GroupParams::new(matrix), scales: zeros(true), biases: zeros(has_biases) }
+        Self { scales: zeros(true), biases: zeros(has_biases), stored_biases: zeros(has_biases) }
     }
 
-    /// Reads those of up to sixteen rows, for codes that are integers as `codes` says.
+    /// Reads those of up to sixteen rows, for codes that are integers as `codes` says; `of_rows` is room for them.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
     pub(super) fn load(
@@ -230,16 +243,15 @@ impl PanelParams {
         matrix: &PackedMatrix,
         codes: &IntegerCodes,
         (first_row, rows): (usize, usize),
+        of_rows: &mut GroupParams,
     ) {
-        self.of_rows.load(matrix, first_row, rows);
-        if !self.biases.is_empty() {
-            self.of_rows.absorb_center(codes.center as f32 * codes.unit);
-        }
+        of_rows.load(matrix, first_row, rows);
         let unit = _mm512_set1_ps(codes.unit);
+        let center = _mm512_set1_ps(codes.center as f32);
         for first in (0..self.scales.len()).step_by(LANES) {
             let mut rows = [[_mm512_setzero_si512(); 16]; 2];
             for row in 0..ROWS_PER_PASS {
-                let (scales, biases) = self.of_rows.row(row);
+                let (scales, biases) = of_rows.row(row);
                 for (rows, values) in rows.iter_mut().zip([scales, biases]) {
                     if let Some(sixteen) =
                         values.get(first..).and_then(|values| values.first_chunk::<LANES>())
@@ -249,17 +261,21 @@ impl PanelParams {
                     }
                 }
             }
-            let columns = transposed(rows[0]);
-            for (to, column) in self.scales[first..].iter_mut().zip(columns) {
-                let scaled = _mm512_mul_ps(_mm512_castsi512_ps(column), unit);
-                // SAFETY: the array has the sixteen numbers of a vector.
-                unsafe { _mm512_storeu_ps(to.as_mut_ptr(), scaled) };
-            }
-            if !self.biases.is_empty() {
-                let columns = transposed(rows[1]);
-                for (to, column) in self.biases[first..].iter_mut().zip(columns) {
-                    // SAFETY: the array has the sixteen numbers of a vector.
-                    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), column) };
+            let [scales, biases] = [transposed(rows[0]), transposed(rows[1])];
+            for (index, (scales, biases)) in scales.into_iter().zip(biases).enumerate() {
+                let scales = _mm512_mul_ps(_mm512_castsi512_ps(scales), unit);
+                let biases = _mm512_castsi512_ps(biases);
+                // SAFETY: an array has the sixteen numbers of a vector.
+                unsafe {
+                    if let Some(to) = self.scales.get_mut(first + index) {
+                        _mm512_storeu_ps(to.as_mut_ptr(), scales);
+                    }
+                    if let Some(to) = self.stored_biases.get_mut(first + index) {
+                        _mm512_storeu_ps(to.as_mut_ptr(), biases);
+                    }
+                    if let Some(to) = self.biases.get_mut(first + index) {
+                        _mm512_storeu_ps(to.as_mut_ptr(), _mm512_fmadd_ps(scales, center, biases));
+                    }
                 }
             }
         }

@@ -158,3 +158,36 @@ macro_rules! each {
     }};
 }
 pub(super) use each;
+
+/// A call of a function of plain Rust that is inlined, compiled for the instruction set in use: its loops have wider vectors, and
+/// results the same bits, since the compiler neither contracts nor reorders arithmetic. Not a function that takes a closure, see
+/// [`each`].
+macro_rules! vectorized {
+    ($function:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx2,f16c")]
+            fn avx2($($argument: $type),*) $(-> $result)? {
+                $function($($argument),*)
+            }
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
+            fn avx512($($argument: $type),*) $(-> $result)? {
+                $function($($argument),*)
+            }
+            use $crate::backend::cpu::isa::{best, InstructionSet};
+            // SAFETY: the values of instruction sets prove that the CPU has their features.
+            unsafe {
+                match best() {
+                    InstructionSet::Portable(_) => $function($($argument),*),
+                    InstructionSet::Avx2(_) => avx2($($argument),*),
+                    InstructionSet::Avx512(_)
+                    | InstructionSet::Avx512Vnni(_)
+                    | InstructionSet::Avx512Amx(_) => avx512($($argument),*),
+                }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        $function($($argument),*)
+    }};
+}
+pub(super) use vectorized;

@@ -1,5 +1,6 @@
 //! What a step does between matmuls, on rows of f32. Loops are written so that the compiler makes vectors of them.
 
+use super::super::isa::vectorized;
 use crate::backend::step::{Activation, ExpertGating, Norm};
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -16,25 +17,42 @@ pub(super) struct Moments {
 
 impl Moments {
     pub(super) fn new(norm: &Norm, x: &[f32]) -> Self {
-        let len = x.len() as f64;
-        let mean = if norm.subtracts_mean { (sum(x, |x| x) / len) as f32 } else { 0. };
-        let square = sum(x, |x| (x - mean) * (x - mean)) / len;
-        Self { mean, inverse: (1. / (square + f64::from(norm.eps)).sqrt()) as f32 }
+        vectorized!(moments(norm: &Norm, x: &[f32]) -> Moments)
     }
 
     /// Normalizes some of the numbers, whose weights and biases begin at `first`.
     pub(super) fn apply(self, norm: &Norm, first: usize, x: &[f32], out: &mut [f32]) {
-        let Self { mean, inverse } = self;
-        match from(&norm.weight, first) {
-            None => out.iter_mut().zip(x).for_each(|(out, x)| *out = (x - mean) * inverse),
-            Some(weight) => {
-                for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-                    *out = (x - mean) * inverse * weight;
-                }
+        let of = self;
+        vectorized!(apply(of: Moments, norm: &Norm, first: usize, x: &[f32], out: &mut [f32]));
+    }
+}
+
+#[inline(always)]
+fn moments(norm: &Norm, x: &[f32]) -> Moments {
+    let len = x.len() as f64;
+    let mean = if norm.subtracts_mean { (sum(x, |x| x) / len) as f32 } else { 0. };
+    let square = sum(x, |x| (x - mean) * (x - mean)) / len;
+    Moments { mean, inverse: (1. / (square + f64::from(norm.eps)).sqrt()) as f32 }
+}
+
+#[inline(always)]
+fn apply(of: Moments, norm: &Norm, first: usize, x: &[f32], out: &mut [f32]) {
+    let Moments { mean, inverse } = of;
+    match from(&norm.weight, first) {
+        None => {
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = (x - mean) * inverse;
             }
         }
-        if let Some(bias) = from(&norm.bias, first) {
-            out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
+        Some(weight) => {
+            for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                *out = (x - mean) * inverse * weight;
+            }
+        }
+    }
+    if let Some(bias) = from(&norm.bias, first) {
+        for (out, bias) in out.iter_mut().zip(bias) {
+            *out += bias;
         }
     }
 }
@@ -51,7 +69,9 @@ fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f64 {
     let chunks = x.chunks_exact(LANES);
     let rest: f32 = chunks.remainder().iter().map(|x| term(*x)).sum();
     for x in chunks {
-        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += term(*x));
+        for (sum, x) in sums.iter_mut().zip(x) {
+            *sum += term(*x);
+        }
     }
     sums.iter().map(|sum| f64::from(*sum)).sum::<f64>() + f64::from(rest)
 }
@@ -66,6 +86,11 @@ pub(super) fn normalize(norm: Option<&Norm>, x: &[f32], out: &mut [f32]) {
 
 /// `activation(gate) * up` in place of `gate`; `activation(gate)` without `up`.
 pub(super) fn activate(activation: Activation, gate: &mut [f32], up: Option<&[f32]>) {
+    vectorized!(activate_all(activation: Activation, gate: &mut [f32], up: Option<&[f32]>));
+}
+
+#[inline(always)]
+fn activate_all(activation: Activation, gate: &mut [f32], up: Option<&[f32]>) {
     match activation {
         Activation::Silu => activate_by(|x| x / (1. + exp(-x)), gate, up),
         Activation::Gelu => activate_by(|x| 0.5 * x * erfc(-x * FRAC_1_SQRT_2), gate, up),
@@ -82,8 +107,16 @@ pub(super) fn activate(activation: Activation, gate: &mut [f32], up: Option<&[f3
 #[inline(always)]
 fn activate_by(activation: impl Fn(f32) -> f32, gate: &mut [f32], up: Option<&[f32]>) {
     match up {
-        Some(up) => gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = activation(*gate) * up),
-        None => gate.iter_mut().for_each(|gate| *gate = activation(*gate)),
+        Some(up) => {
+            for (gate, up) in gate.iter_mut().zip(up) {
+                *gate = activation(*gate) * up;
+            }
+        }
+        None => {
+            for gate in gate {
+                *gate = activation(*gate);
+            }
+        }
     }
 }
 
