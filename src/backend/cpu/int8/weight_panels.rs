@@ -281,3 +281,19 @@ impl PanelParams {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_has_its_place() {
+        for bits in [1, 2, 3, 4, 5, 6, 8] {
+            let places: Vec<_> = (0..DEPTH).map(|element| place(bits, element)).collect();
+            for (index, (vector, byte)) in places.iter().enumerate() {
+                assert!(*vector < DEPTH / 4 && *byte < 4, "{bits} bits, element {index}");
+                assert_eq!(element(bits, *vector, *byte), index, "{bits} bits");
+            }
+        }
+    }
+}
