@@ -22,8 +22,10 @@ pub(super) fn weight(x: f32) -> u32 {
     // 2^(31 + integer), put together from its bits.
     let integer = shifted.to_bits().wrapping_sub(ROUND.to_bits());
     let scale = f32::from_bits(integer.wrapping_add(127 + 31) << 23);
-    // The conversion stops at the largest i32.
-    (power * scale) as i32 as u32
+    // Rounded down by a shift: compilers have no vectors for conversions that stop at the largest integer.
+    let bits = (power * scale).to_bits();
+    let shift = (127u32 + 31).wrapping_sub(bits >> 23).min(31);
+    ((bits << 8 | 1 << 31) >> shift).min(i32::MAX as u32)
 }
 
 #[cfg(test)]

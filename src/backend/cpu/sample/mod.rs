@@ -6,6 +6,7 @@ mod select;
 #[cfg(test)]
 mod tests;
 
+use super::isa::vectorized;
 use crate::backend::sample::{Choice, Draw};
 use exp::weight;
 use select::{keep_largest, keep_sum, nth_largest, Candidate};
@@ -50,12 +51,12 @@ pub(crate) fn draw_row(row: Row, choice: &Choice, draw: Draw, scratch: &mut Scra
         return Some((block * BLOCK + rest.take_while(|logit| **logit != largest).count()) as u32);
     }
     let random = philox::random(draw.seed, draw.step, index);
-    let relative = |logit: f32| (logit - largest) / temperature;
     match top_k {
         Some(k) => {
             let kept = top_candidates(logits, &scratch.largest, k);
             scratch.candidates.clear();
-            let weights = kept.into_iter().map(|(token, logit)| (token, weight(relative(logit))));
+            let weights =
+                kept.into_iter().map(|(token, logit)| (token, weight((logit - largest) / temperature)));
             scratch.candidates.extend(weights);
             if let Some(p) = top_p {
                 let total = scratch.candidates.iter().map(|(_, weight)| u64::from(*weight)).sum();
@@ -63,7 +64,7 @@ pub(crate) fn draw_row(row: Row, choice: &Choice, draw: Draw, scratch: &mut Scra
             }
         }
         None => {
-            weigh(logits, relative, scratch);
+            weigh(logits, (largest, temperature), scratch);
             let total = scratch.blocks.iter().map(|block| block.sum).sum();
             match top_p {
                 Some(p) => {
@@ -122,10 +123,15 @@ fn draw_from_blocks(scratch: &Scratch, mut at: u64) -> u32 {
 
 /// The largest logit, and that of each block; none if one is NaN or there are none.
 fn find_largest(logits: &[f32], of_blocks: &mut Vec<f32>) -> Option<f32> {
+    vectorized!(find_in_blocks(logits: &[f32], of_blocks: &mut Vec<f32>) -> Option<f32>)
+}
+
+#[inline(always)]
+fn find_in_blocks(logits: &[f32], of_blocks: &mut Vec<f32>) -> Option<f32> {
     const LANES: usize = 16;
     let mut has_nan = false;
     of_blocks.clear();
-    of_blocks.extend(logits.chunks(BLOCK).map(|block| {
+    for block in logits.chunks(BLOCK) {
         let (lanes, rest) = block.as_chunks::<LANES>();
         let mut largest = [f32::NEG_INFINITY; LANES];
         let mut nans = [0u32; LANES];
@@ -136,8 +142,8 @@ fn find_largest(logits: &[f32], of_blocks: &mut Vec<f32>) -> Option<f32> {
             }
         }
         has_nan |= nans.iter().any(|nan| *nan > 0) || rest.iter().any(|logit| logit.is_nan());
-        largest.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
-    }));
+        of_blocks.push(largest.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max));
+    }
     of_blocks.iter().copied().reduce(f32::max).filter(|_| !has_nan)
 }
 
@@ -156,15 +162,19 @@ fn top_candidates(logits: &[f32], of_blocks: &[f32], k: usize) -> Vec<Candidate<
     candidates
 }
 
-/// All weights, and what those of each block come to.
-fn weigh(logits: &[f32], relative: impl Fn(f32) -> f32, scratch: &mut Scratch) {
+/// All weights, and what those of each block come to. `relative` is the largest logit, and the temperature.
+fn weigh(logits: &[f32], relative: (f32, f32), scratch: &mut Scratch) {
+    vectorized!(weigh_blocks(logits: &[f32], relative: (f32, f32), scratch: &mut Scratch));
+}
+
+#[inline(always)]
+fn weigh_blocks(logits: &[f32], (largest, temperature): (f32, f32), scratch: &mut Scratch) {
     const LANES: usize = 16;
     scratch.weights.resize(logits.len(), 0);
     scratch.blocks.clear();
-    let blocks = logits.chunks(BLOCK).zip(scratch.weights.chunks_mut(BLOCK));
-    scratch.blocks.extend(blocks.map(|(logits, weights)| {
+    for (logits, weights) in logits.chunks(BLOCK).zip(scratch.weights.chunks_mut(BLOCK)) {
         for (logit, place) in logits.iter().zip(weights.iter_mut()) {
-            *place = weight(relative(*logit));
+            *place = weight((logit - largest) / temperature);
         }
         // Halves of weights, so that no sum of a block leaves 32 bits.
         let (mut high, mut low, mut largest) = ([0u32; LANES], [0u32; LANES], [0i32; LANES]);
@@ -180,11 +190,11 @@ fn weigh(logits: &[f32], relative: impl Fn(f32) -> f32, scratch: &mut Scratch) {
         let of_lanes = (high.iter().map(|sum| u64::from(*sum)).sum::<u64>() << 16)
             + low.iter().map(|sum| u64::from(*sum)).sum::<u64>();
         let largest = largest.iter().map(|weight| *weight as u32).chain(rest.iter().copied()).max();
-        Block {
+        scratch.blocks.push(Block {
             sum: of_lanes + rest.iter().map(|weight| u64::from(*weight)).sum::<u64>(),
             largest: largest.unwrap_or(0),
-        }
-    }));
+        });
+    }
 }
 
 impl Scratch {
