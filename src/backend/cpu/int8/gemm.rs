@@ -319,6 +319,18 @@ impl Sums {
         &mut self.of_panels[first..end]
     }
 
+    /// Where those of some panels begin, for `rows` rows of x from `row` on.
+    #[inline(always)]
+    pub(super) fn rows_of_panels<const PANELS: usize>(
+        &mut self,
+        first_panel: usize,
+        (row, rows): (usize, usize),
+    ) -> [*mut [f32; LANES]; PANELS] {
+        let (first, last) = (first_panel * self.stride + row - self.first_x, (PANELS - 1) * self.stride);
+        let all = self.of_panels[first..][..last + rows].as_mut_ptr();
+        std::array::from_fn(|panel| all.wrapping_add(panel * self.stride))
+    }
+
     /// Copies what belongs to a row of x, counted from the first, into slots, one for each row of the weight.
     fn copy_row(&self, row: usize, slots: &mut [f32]) {
         let (whole, rest) = slots.as_chunks_mut::<LANES>();

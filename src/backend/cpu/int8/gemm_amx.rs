@@ -8,7 +8,6 @@
 
 use super::super::isa::amx_tile::{self, Amx, Line, Tiles, LEFT, RIGHT, ROWS};
 use super::super::isa::avx512::Avx512Vnni;
-use super::super::row_gemv::LANES;
 use super::fixed_point::LIMBS;
 use super::gemm::{scaled, Chunk, Multiplier, Sums};
 use super::weight_panels::DEPTH;
@@ -207,11 +206,10 @@ unsafe fn flush_panels<const DIGITS: usize, const PANELS: usize>(
     counts: &Counts,
     sums: &mut Sums,
 ) {
-    let mut to = [std::ptr::null_mut::<f32>(); PANELS];
+    let to = sums.rows_of_panels::<PANELS>(first_panel, (tile.first, tile.size));
     let mut scales = [_mm512_setzero_ps(); PANELS];
     let mut biases = [_mm512_setzero_ps(); PANELS];
     for panel in 0..PANELS {
-        to[panel] = sums.rows_from(first_panel + panel, tile.first)[..tile.size].as_mut_ptr().cast();
         let params = &chunk.params[first_panel + panel];
         // SAFETY: the panel has the group, as the caller vouches.
         unsafe {
@@ -233,7 +231,7 @@ unsafe fn flush_panels<const DIGITS: usize, const PANELS: usize>(
                 for digit in 0..DIGITS {
                     digits[digit] = _mm512_load_si512(counts[panel][digit].as_ptr().add(row).cast());
                 }
-                let at = to[panel].add(row * LANES);
+                let at = to[panel].add(row).cast::<f32>();
                 let params = (scales[panel], biases[panel]);
                 _mm512_storeu_ps(at, scaled(digits, of_row, params, _mm512_loadu_ps(at)));
             }

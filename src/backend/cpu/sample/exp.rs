@@ -24,8 +24,13 @@ pub(super) fn weight(x: f32) -> u32 {
     let scale = f32::from_bits(integer.wrapping_add(127 + 31) << 23);
     // Rounded down by a shift: compilers have no vectors for conversions that stop at the largest integer.
     let bits = (power * scale).to_bits();
-    let shift = (127u32 + 31).wrapping_sub(bits >> 23).min(31);
-    ((bits << 8 | 1 << 31) >> shift).min(i32::MAX as u32)
+    let shift = (127u32 + 31).wrapping_sub(bits >> 23);
+    let rounded = (bits << 8 | 1 << 31) >> shift.min(31);
+    if shift < 32 {
+        rounded.min(i32::MAX as u32)
+    } else {
+        0
+    }
 }
 
 #[cfg(test)]
