@@ -35,7 +35,7 @@ fn erase(weight: &mut Weight, columns: &[usize]) {
         let scales = match weight.scales {
             Groups::F32(_) => [0.0096, -0.0047, 0.0181],
             // A power of two times a small number: exact in every dtype.
-            _ => [0.0078125, -0.00390625, 0.015625],
+            Groups::Byte(_) | Groups::F16(_) | Groups::Bf16(_) => [0.0078125, -0.00390625, 0.015625],
         };
         for group in 0..weight.n * groups {
             weight.scales.set(group, scales[group % 3]);
