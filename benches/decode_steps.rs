@@ -222,7 +222,7 @@ fn attend_to_prompts(options: &Options, device: &Device) -> Result<()> {
         let mut round = || -> Result<f64> {
             let start = Instant::now();
             for _ in 0..options.steps {
-                cache.truncate(first);
+                ensure!(cache.truncate(first), "what the tokens see is gone");
                 let y = prefill_attention(&q, &k, &k, &mut cache, options_of_attention)?;
                 ensure!(y.is_some(), "no kernel on this device");
             }
@@ -266,7 +266,7 @@ fn measure(
         ensure!(Instant::now() < deadline, "the time was up before context {context}; --seconds gives more");
         let mut token = 1;
         let mut round = || -> Result<f64> {
-            caches.iter_mut().for_each(|cache| cache.truncate(context));
+            ensure!(caches.iter_mut().all(|cache| cache.truncate(context)), "what the tokens see is gone");
             let start = Instant::now();
             for index in 0..steps {
                 token = step.next(&[token], &mut caches, &SAMPLING, 1, index as u64)?[0];

@@ -25,6 +25,7 @@ struct AttendBlock {
     uint32_t position, first, settled;
     uint32_t tiles, of_split;
     int first_tile, end_tile;
+    CacheRows rows;
 
     // Before the wait for earlier kernels. Numbers are divided only where they have to be, which takes a hundred cycles each.
     __device__ __forceinline__ explicit AttendBlock(const CqAttend &p) {
@@ -46,7 +47,9 @@ struct AttendBlock {
             of_split = tiles;
         else if (tiles > p.splits * ATTEND_WARPS)
             of_split = (tiles + p.splits - 1) / p.splits;
-        if (position >= p.capacity || ((p.pairs || p.growth) && position >= p.turn_rows)) tiles = settled = 0;
+        const bool has_row = p.ring ? position != NO_POSITION : position < p.capacity;
+        if (!has_row || ((p.pairs || p.growth) && position >= p.turn_rows)) tiles = settled = 0;
+        rows = p.ring ? CacheRows::of_ring(p.capacity, first) : CacheRows{p.capacity, 0};
         first_tile = first / KEYS + blockIdx.x * of_split;
         end_tile = has_keys() ? min(first_tile + of_split, position / KEYS + 1) : first_tile;
     }

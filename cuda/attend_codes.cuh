@@ -31,18 +31,18 @@ template <int D, int BITS> struct CodePlane {
     }
     static __device__ __forceinline__ half2 *groups_at(unsigned char *stage, int row) { return reinterpret_cast<half2 *>(stage + CODE_BYTES) + row * GROUPS; }
 
-    // Rows of a tile that are seen, but for the new one. Of others, scales and biases are zeros, and so are numbers.
-    __device__ __forceinline__ void copy(const AttendBlock &block, int tile, unsigned char *stage, int g, int t) const {
+    // Rows of a tile, which begins in a row of the cache, that are seen, but for the new one. Of others, scales and biases are zeros, and so are numbers.
+    __device__ __forceinline__ void copy(const AttendBlock &block, int tile, uint32_t first_row, unsigned char *stage, int g, int t) const {
         if (tile < block.end_tile) {
             auto is_seen = [&](uint32_t row) { return row >= block.first && row < block.position; };
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const uint32_t first = tile * KEYS + half * 8;
 #pragma unroll
                 for (int group = 0; group < GROUPS; ++group)
                     if (has_group(group, t))
-                        copy_bytes<LANE_BYTES, LANE_BYTES != 16>(codes_at(stage, half, group), codes + first * size_t(Codes::row_bytes(D)) + group * 4 * LANE_BYTES,
-                                                     is_seen(first + g));
+                        copy_bytes<LANE_BYTES, LANE_BYTES != 16>(codes_at(stage, half, group),
+                                                     codes + first_row * size_t(Codes::row_bytes(D)) + half * 8 * Codes::row_bytes(D) + group * 4 * LANE_BYTES,
+                                                     is_seen(tile * KEYS + half * 8 + g));
             }
             // A lane copies half of a row's, or, where that is no whole number, one after the other.
             constexpr int TOGETHER = GROUPS % 2 ? 1 : GROUPS / 2, COPIES = KEYS * GROUPS / TOGETHER;
@@ -51,7 +51,7 @@ template <int D, int BITS> struct CodePlane {
             for (int i = 0; i < COPIES; i += 32) {
                 if (COPIES % 32 && i + lane >= COPIES) break;
                 const uint32_t at = (i + lane) * TOGETHER, row = tile * KEYS + at / GROUPS;
-                copy_bytes<4 * TOGETHER, true>(groups_at(stage, 0) + at, groups + tile * size_t(KEYS * GROUPS) + at, is_seen(row));
+                copy_bytes<4 * TOGETHER, true>(groups_at(stage, 0) + at, groups + at + first_row * size_t(GROUPS), is_seen(row));
             }
         }
         commit_copies();
@@ -66,14 +66,14 @@ template <int D, int BITS> struct CodePlane {
         }
     }
 
-    // What was placed to the cache.
-    __device__ __forceinline__ void append(unsigned char *stage, uint32_t position, int t) const {
-        const int row = position % KEYS;
+    // What was placed to a row of the cache.
+    __device__ __forceinline__ void append(unsigned char *stage, uint32_t row, int t) const {
+        const int of_tile = row % KEYS;
 #pragma unroll
         for (int group = 0; group < GROUPS; ++group) {
             if (has_group(group, t))
-                copy_lane(codes + (position - position % 8) * size_t(Codes::row_bytes(D)) + group * 4 * LANE_BYTES, codes_at(stage, row / 8, group));
-            if (group % 4 == t) groups[position * size_t(GROUPS) + group] = groups_at(stage, row)[group];
+                copy_lane(codes + (row - row % 8) * size_t(Codes::row_bytes(D)) + group * 4 * LANE_BYTES, codes_at(stage, of_tile / 8, group));
+            if (group % 4 == t) groups[row * size_t(GROUPS) + group] = groups_at(stage, of_tile)[group];
         }
     }
 
@@ -125,11 +125,11 @@ template <int D_, int KEY_BITS, int VALUE_BITS> struct CodeRing {
     __device__ __forceinline__ bool has_chunk(int chunk) const { return Keys::has_group(chunk / Keys::EIGHTS, t); }
     __device__ __forceinline__ int element(int chunk) const { return (chunk / Keys::EIGHTS * 4 + t) * Keys::PER_LANE + chunk % Keys::EIGHTS * 8; }
 
-    __device__ __forceinline__ void copy_keys(int tile, int stage) const {
+    __device__ __forceinline__ void copy_keys(int tile, uint32_t row, int stage) const {
         __syncwarp();  // others may read groups of the tile before
-        keys.copy(block, tile, key_stage(stage), g, t);
+        keys.copy(block, tile, row, key_stage(stage), g, t);
     }
-    template <bool NEW> __device__ __forceinline__ void copy_values(int tile, int stage) const { values.copy(block, tile, value_stage(stage), g, t); }
+    template <bool NEW> __device__ __forceinline__ void copy_values(int tile, uint32_t row, int stage) const { values.copy(block, tile, row, value_stage(stage), g, t); }
     // As of a HalfRing.
     __device__ __forceinline__ void wait_for_next() const {
         if (p.stages == 2)
@@ -194,7 +194,8 @@ template <int D_, int KEY_BITS, int VALUE_BITS> struct CodeRing {
     }
     __device__ __forceinline__ void append(int stage) const {
         if (!has_new_row()) return;
-        keys.append(key_stage(stage), block.position, t), values.append(value_stage(stage), block.position, t);
+        const uint32_t row = block.rows.row_of(block.position);
+        keys.append(key_stage(stage), row, t), values.append(value_stage(stage), row, t);
     }
 
     // As of a HalfRing.

@@ -66,14 +66,14 @@ template <int D_, bool BF16_> struct HalfRing : HalfTile<D_> {
         return this->stage(stage) + Tile::KEY_BYTES + (half * 8 + g) * Tile::VALUE_ROW + (chunk * 4 + t) * 16;
     }
 
-    // Row `half * 8 + g` of a tile: in the cache, if it is seen, else zeros; the new one in `new_rows`, if there are any.
+    // Row `half * 8 + g` of a tile, which begins in a row of the cache: there, if it is seen, else zeros; the new one in `new_rows`, if there are any.
     template <class To>
-    __device__ __forceinline__ void copy(int tile, const unsigned char *cache, const void *new_rows, To to) const {
+    __device__ __forceinline__ void copy(int tile, uint32_t first_row, const unsigned char *cache, const void *new_rows, To to) const {
         if (tile < block.end_tile)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const uint32_t row = tile * KEYS + half * 8 + g;
-                const unsigned char *from = cache + (tile * KEYS + half * 8) * size_t(Tile::ROW);
+                const unsigned char *from = cache + first_row * size_t(Tile::ROW) + half * 8 * Tile::ROW;
                 const bool is_new = new_rows && row == block.position;
                 if (is_new) from = static_cast<const unsigned char *>(new_rows) + size_t(block.kv_head) * Tile::ROW + t * 16;
                 const bool seen = row >= block.first && (row < block.position || is_new);
@@ -82,15 +82,15 @@ template <int D_, bool BF16_> struct HalfRing : HalfTile<D_> {
             }
         commit_copies();
     }
-    __device__ __forceinline__ void copy_keys(int tile, int stage) const {
-        copy(tile, keys, nullptr, [&](int half, int chunk, const unsigned char *from, bool seen) {
+    __device__ __forceinline__ void copy_keys(int tile, uint32_t row, int stage) const {
+        copy(tile, row, keys, nullptr, [&](int half, int chunk, const unsigned char *from, bool seen) {
             // Where a row has no more chunks, zeros take their place.
             const bool there = has_chunk(chunk);
             copy_bytes<16>(key_at(stage, half, chunk), there ? from + chunk * 64 : from, seen && there);
         });
     }
-    template <bool NEW> __device__ __forceinline__ void copy_values(int tile, int stage) const {
-        copy(tile, values, NEW ? p.v : nullptr, [&](int half, int chunk, const unsigned char *from, bool seen) {
+    template <bool NEW> __device__ __forceinline__ void copy_values(int tile, uint32_t row, int stage) const {
+        copy(tile, row, values, NEW ? p.v : nullptr, [&](int half, int chunk, const unsigned char *from, bool seen) {
             if (has_chunk(chunk)) copy_bytes<16>(value_at(stage, half, chunk), from + chunk * 64, seen);
         });
     }
@@ -143,7 +143,7 @@ template <int D_, bool BF16_> struct HalfRing : HalfTile<D_> {
     __device__ __forceinline__ void append(int stage) const {
         const int half = block.position % KEYS / 8;
         if (int(block.position % 8) != g) return;
-        const size_t row = (block.position - g) * size_t(Tile::ROW);
+        const size_t row = (block.rows.row_of(block.position) - g) * size_t(Tile::ROW);
 #pragma unroll
         for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) {
             if (!has_chunk(chunk)) continue;
@@ -245,41 +245,46 @@ template <class Ring> __device__ __forceinline__ void attend_tiles(const CqAtten
     unsigned char *const placed = memory + ATTEND_WARPS * Ring::warp_bytes(p);
     const Ring ring(p, block, memory + warp * Ring::warp_bytes(p), placed, lane);
     int next = block.first_tile + warp;
+    uint32_t row = block.rows.row_of(next * KEYS);  // where the next tile begins
+    auto go_on = [&] { next += ATTEND_WARPS, row = block.rows.behind(row, ATTEND_WARPS * KEYS); };
     uint32_t stage = 0;
-    for (; stage < p.stages && uint32_t(next + 1) * KEYS <= block.settled; ++stage, next += ATTEND_WARPS) {
-        ring.copy_keys(next, stage);
-        ring.template copy_values<false>(next, stage);
+    for (; stage < p.stages && uint32_t(next + 1) * KEYS <= block.settled; ++stage, go_on()) {
+        ring.copy_keys(next, row, stage);
+        ring.template copy_values<false>(next, row, stage);
     }
     wait_for_earlier_kernels();
     let_next_kernel_start();
     if (!block.has_keys()) return;
-    for (; stage < p.stages; ++stage, next += ATTEND_WARPS) {
-        ring.copy_keys(next, stage);
-        ring.template copy_values<true>(next, stage);
+    for (; stage < p.stages; ++stage, go_on()) {
+        ring.copy_keys(next, row, stage);
+        ring.template copy_values<true>(next, row, stage);
     }
     ring.place();
     HalfSums<Ring> found;
     found.load_queries(block, ring);
     stage = 0;
+    uint32_t last_stage = 0;
+    bool has_new_key = false;  // the last tile
 #pragma unroll 1
-    for (int tile = block.first_tile + warp; tile < block.end_tile; tile += ATTEND_WARPS, next += ATTEND_WARPS) {
+    for (int tile = block.first_tile + warp; tile < block.end_tile; tile += ATTEND_WARPS, go_on()) {
         float weights[4];
-        const bool has_new_key = tile == int(block.position / KEYS);
+        has_new_key = tile == int(block.position / KEYS);
         ring.wait_for_next();
         if (has_new_key) ring.place_key(stage);
         found.logits(weights, p, ring, stage, tile);
         found.weigh(weights);
-        ring.copy_keys(next, stage);  // none behind the tile of the new key
+        ring.copy_keys(next, row, stage);  // none behind the tile of the new key
         ring.wait_for_next();
         if (has_new_key) ring.place_value(stage);
-        if (block.appends && has_new_key) ring.append(stage);
         const unsigned char *values = ring.value_rows(stage);
         __syncwarp();
         found.add_values(weights, values, lane);
         __syncwarp();
-        ring.template copy_values<true>(next, stage);
+        ring.template copy_values<true>(next, row, stage);
+        last_stage = stage;
         stage = stage + 1 == p.stages ? 0 : stage + 1;
     }
+    if (block.appends && has_new_key) ring.append(last_stage);
     wait_for_copies<0>();
     __syncthreads();  // rings become results
     const WarpResults results(memory, Ring::D);

@@ -12,4 +12,19 @@ __device__ __forceinline__ uint32_t first_key_seen(uint32_t position, uint32_t w
     return chunked ? position - position % window : position - min(position, window - 1);
 }
 
+constexpr uint32_t NO_POSITION = 0xffffffffu;
+
+// In which rows of a cache positions are. Of a ring, fewer than twice as many as it has; tiles of keys have neighbouring rows.
+struct CacheRows {
+    uint32_t capacity, in_row_0;
+
+    static __device__ __forceinline__ CacheRows of_ring(uint32_t capacity, uint32_t first) { return {capacity, first / capacity * capacity}; }
+    __device__ __forceinline__ uint32_t row_of(uint32_t position) const { return behind(position - in_row_0, 0); }
+    // So many rows behind one.
+    __device__ __forceinline__ uint32_t behind(uint32_t row, uint32_t rows) const {
+        row += rows;
+        return row < capacity ? row : row - capacity;
+    }
+};
+
 }  // namespace cq

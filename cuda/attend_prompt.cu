@@ -8,7 +8,7 @@ using namespace cq;
 // Starts to copy the keys and values from `key` on; those that no row sees are zeros.
 template <int D> __device__ __forceinline__ void start_keys(const CqAttendPrompt &p, const PromptPlace &place, const PromptRows &rows, unsigned char *stage, uint32_t key) {
     using Shape = PromptShape<D>;
-    const size_t first = (size_t(place.kv_head) * p.capacity + key) * (2 * D);
+    const size_t first = (size_t(place.kv_head) * p.capacity + rows.cached.row_of(key)) * (2 * D);
     const unsigned char *keys = static_cast<const unsigned char *>(p.keys) + first, *values = static_cast<const unsigned char *>(p.values) + first;
 #pragma unroll
     for (int i = 0; i < Shape::COPIES; ++i) {

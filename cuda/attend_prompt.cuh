@@ -52,6 +52,7 @@ struct PromptRows {
     uint32_t first, end;        // rows of the block
     uint32_t first_position;    // of the first row
     uint32_t first_key, last_key;
+    CacheRows cached;
 
     static __device__ __forceinline__ uint32_t first_seen(const CqAttendPrompt &p, uint32_t position) {
         return first_key_seen(position, p.window, p.chunked);
@@ -60,6 +61,7 @@ struct PromptRows {
         first = block * rows, end = min(first + rows, p.tokens * p.group);
         first_position = position + first / p.group;
         first_key = first_seen(p, first_position), last_key = position + (end - 1) / p.group;
+        cached = CacheRows::of_ring(p.capacity, first_key);
     }
 };
 

@@ -30,14 +30,15 @@ template <int D> struct CodeRows {
     // Starts to copy those of the keys from `key` on. Of keys that no row sees, scales and biases are zeros, and so the numbers.
     __device__ __forceinline__ void start(const PromptRows &rows, unsigned char *stage, uint32_t key) const {
         const uint32_t of_row = groups_of_row(bits), row_bytes = D / 8 * bits;
+        const size_t first = rows.cached.row_of(key);
         for (uint32_t i = threadIdx.x; i < code_bytes(bits) / 16; i += PROMPT_THREADS) {
             const bool there = key + i * 16 / row_bytes <= rows.last_key;
-            copy_bytes<16>(stage + i * 16, there ? codes + size_t(key) * row_bytes + i * 16 : codes, there);
+            copy_bytes<16>(stage + i * 16, there ? codes + first * row_bytes + i * 16 : codes, there);
         }
         for (uint32_t i = threadIdx.x; i < Shape::KEYS * of_row; i += PROMPT_THREADS) {
             const uint32_t of_key = key + i / of_row;
             const bool seen = of_key >= rows.first_key && of_key <= rows.last_key;
-            copy_bytes<4>(stage + code_bytes(bits) + i * 4, seen ? groups + size_t(key) * of_row + i : groups, seen);
+            copy_bytes<4>(stage + code_bytes(bits) + i * 4, seen ? groups + first * of_row + i : groups, seen);
         }
     }
 
@@ -146,7 +147,7 @@ template <int D> __device__ __forceinline__ void append_codes(const CqAppend &p)
     const PromptPlace place(p);
     const uint32_t given = blockIdx.y / p.kv_heads, kv_head = blockIdx.y % p.kv_heads;
     const size_t from = ((size_t(given) * p.tokens + token) * p.kv_heads + kv_head) * D;
-    const size_t row = size_t(place.kv_head) * p.capacity + place.position + token;
+    const size_t row = size_t(place.kv_head) * p.capacity + (place.position + token) % p.capacity;
     auto append = [&](const void *numbers, void *codes, void *groups, uint32_t bits) {
         auto head = HeadOfLanes<D>::of([&](int i) { return load_float(numbers, from + i, p.dtype); });
         uint32_t *to = static_cast<uint32_t *>(codes) + row * (D * bits / 32);

@@ -353,7 +353,7 @@ typedef struct CqAttend {
     const void *q;      /* [sequences, heads, head_dim] */
     const void *k;      /* [sequences, kv_heads, head_dim], the new keys */
     const void *v;      /* the same shape */
-    void *keys;         /* [sequences, kv_heads, capacity, head_dim]: the cache, of which the row of the position is written */
+    void *keys;         /* [sequences, kv_heads, capacity, head_dim]: the cache, of which the position's row is written */
     void *values;       /* the same shape */
     void *key_groups;   /* [sequences, kv_heads, capacity, groups] of scale and bias in f16, of a cache of codes */
     void *value_groups; /* the same, as many as values have */
@@ -369,7 +369,7 @@ typedef struct CqAttend {
     uint32_t group;     /* query heads of a key head */
     uint32_t kv_heads;
     uint32_t head_dim;
-    uint32_t capacity;  /* a multiple of 16 */
+    uint32_t capacity;  /* a multiple of 16; of a ring of 64, with 64 rows more than a token sees, or more */
     uint32_t position;  /* of all new tokens, without `positions` */
     uint32_t settled;   /* rows of the cache that were there before the kernel ahead was launched; with `positions` all are */
     uint32_t window;    /* tokens that a new one sees, itself included; 0: all */
@@ -383,13 +383,14 @@ typedef struct CqAttend {
     float scale;        /* of scores, which are logits of base 2 if there is no cap */
     float cap;          /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
     uint32_t dtype;     /* of q, k, v and y; of the cache, too, unless that has codes */
-    uint32_t unused;
+    uint32_t ring;      /* 1: a position's row is what is left of it divided by capacity; not for f32 */
 } CqAttend;
 
 /* Attention of `tokens` new tokens of each sequence, at `position` and behind, to a cache that has their keys and values.
  *
- * Rows of heads begin at multiples of 16 bytes. Grid: (ceil(tokens * group / CQ_PROMPT_ROWS), sequences * kv_heads); with
- * heads of 256 elements, a block has half as many rows. */
+ * A position's row is what is left of it divided by capacity, which a cache without a window never is smaller than. Rows of heads
+ * begin at multiples of 16 bytes. Grid: (ceil(tokens * group / CQ_PROMPT_ROWS), sequences * kv_heads); with heads of 256 elements, a
+ * block has half as many rows. */
 typedef struct CqAttendPrompt {
     const void *q;            /* [sequences, tokens, heads, head_dim] */
     const void *keys;         /* [sequences, kv_heads, capacity, head_dim], of the dtype of q, or codes */
@@ -404,7 +405,7 @@ typedef struct CqAttendPrompt {
     uint32_t position;   /* of the first token of all sequences, without `places` */
     uint32_t group;      /* query heads of a key head */
     uint32_t kv_heads;
-    uint32_t capacity;   /* of codes, a multiple of 16 */
+    uint32_t capacity;   /* a multiple of 64, with room for all that the tokens see */
     uint32_t window;     /* tokens that one sees, itself included; 0: all */
     uint32_t chunked;    /* 1: it sees those from the last multiple of `window` on */
     uint32_t dtype;      /* of q and y; the rest is of kernels for codes */
@@ -416,7 +417,7 @@ typedef struct CqAttendPrompt {
     float cap;           /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
 } CqAttendPrompt;
 
-/* Keys and values of `tokens` new tokens of each sequence, as codes from row `position` of a cache on.
+/* Keys and values of `tokens` new tokens of each sequence, as codes, in the rows of `position` and behind.
  *
  * Grid: (ceil(tokens / 4), sequences * kv_heads), 128 threads. */
 typedef struct CqAppend {

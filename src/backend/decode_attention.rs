@@ -60,7 +60,8 @@ pub fn decode_attention(
     if !matches!(q.device(), Device::Cuda(_)) {
         return without_kernel(cache, q);
     }
-    let (rows, settled) = cache.room_for(k, 1)?;
+    let is_ring = cuda::keeps_ring(cache, (q.device(), q.dtype()), sizes.batch)?;
+    let (rows, settled) = cache.room_for_one(k, is_ring)?;
     let token = NewToken {
         q,
         k,

@@ -4,7 +4,7 @@ use super::sample::{Choice, Draw};
 use super::step::{CacheRows, GraphMode, Plan};
 use super::{ChosenExperts, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts};
 use crate::tensor::{CachePlace, DeviceRows};
-use crate::{Error, KvFormat, QuantFormat, QuantTensor};
+use crate::{DeviceKvCache, Error, KvFormat, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Tensor};
 use std::sync::Arc;
 
@@ -96,6 +96,10 @@ pub(super) fn attends_to_prompts(
     Ok(false)
 }
 
+pub(crate) fn keeps_ring(_: &DeviceKvCache, _: (&Device, DType), _: usize) -> Result<bool> {
+    Ok(false)
+}
+
 pub(super) fn attend_prompt(_: &DeviceRows, _: &NewTokens) -> Result<Tensor> {
     error()
 }
@@ -127,6 +131,10 @@ impl StepLaunches {
     }
 
     pub(crate) fn is_capturing(&self) -> Result<bool> {
+        match *self {}
+    }
+
+    pub(crate) fn keeps_ring(&self, _: &DeviceKvCache) -> Result<bool> {
         match *self {}
     }
 

@@ -79,7 +79,8 @@ pub fn prefill_attention(
     if !cuda::attends_to_prompts(q, cache.config().kv_heads, codes, &places)? {
         return without_kernel(cache, q);
     }
-    let rows = cache.room_at(k, options.sequences, &places)?;
+    let is_ring = cuda::keeps_ring(cache, (q.device(), q.dtype()), batch)?;
+    let rows = cache.room_at(k, options.sequences, &places, is_ring)?;
     if codes.is_none() {
         rows.put([k, v], &places)?;
     }

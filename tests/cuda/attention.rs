@@ -130,7 +130,7 @@ impl Case {
         append([&nan(first), &nan(first)]);
         append([k, v].map(|all| all.narrow(1, first, position - first).unwrap()).each_ref());
         append([&nan(20), &nan(20)]);
-        cache.truncate(position);
+        assert!(cache.truncate(position));
         let sinks = self.sinks().map(|sinks| sinks.to_device(device).unwrap());
         let options = AttentionOptions {
             scale: self.scale(),
@@ -326,7 +326,7 @@ fn a_text_token_by_token() {
                     .each_ref()
                     .map(|all| all.narrow(0, 0, 250).unwrap().reshape((1, 250, (), head_dim)).unwrap());
                 there.append(&v, &k).unwrap();
-                there.truncate(0);
+                assert!(there.truncate(0));
             }
             let [q, k, v] = at(on.each_ref(), token);
             outputs.push(decode_attention(&q, &k, &v, &mut there, options).unwrap().unwrap());

@@ -298,7 +298,7 @@ fn steps_of_plans() {
             let error = relative_error(&flat(&logits), &expected);
             assert!(error <= most, "{format} {dtype:?}, position {position}: {error:.2e}");
             if [0, 1, 16, 39, 40, 63, 66].contains(&position) {
-                caches.iter_mut().for_each(|cache| cache.truncate(position));
+                assert!(caches.iter_mut().all(|cache| cache.truncate(position)));
                 let mut eager = plan.on_device(1, dtype).unwrap();
                 let expected = eager.run(&ids, &mut caches).unwrap();
                 assert!(

@@ -28,6 +28,7 @@ mod prefill;
 mod quantize;
 mod ranks;
 mod reordered;
+mod rings;
 mod sample;
 mod special;
 mod step_dense;

@@ -71,7 +71,7 @@ impl Prompt {
             );
         }
         append([nan(self.tokens + 20), nan(self.tokens + 20)]);
-        cache.truncate(first);
+        assert!(cache.truncate(first));
         let sinks = self.case.sinks().map(|sinks| there(&sinks));
         let options = AttentionOptions {
             scale: self.case.scale(),

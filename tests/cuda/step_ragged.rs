@@ -57,7 +57,8 @@ fn each_sequence_has_the_logits_that_it_has_alone() {
                 assert!(step.is_captured());
                 let (before, rows) = (lens, |cache: &DeviceKvCache| format!("{cache:?}"));
                 for cache in &mut cached {
-                    taking.iter().for_each(|&sequence| cache.truncate_sequence(sequence, lens[sequence] - 1));
+                    let mut sequences = taking.iter();
+                    assert!(sequences.all(|&sequence| cache.truncate_sequence(sequence, lens[sequence] - 1)));
                 }
                 let again = eager.run_some(&there, &active, &mut cached).unwrap();
                 for &sequence in &taking {
@@ -147,7 +148,7 @@ fn prompts_are_put_into_one_sequence() {
     assert_eq!((first.len(), others[0].lens()), (3, &[1, 1, 1][..]));
     others.iter_mut().for_each(DeviceKvCache::clear);
     assert_eq!(one.next(&[3], &mut others, &options, 1, 0).unwrap(), first[..1]);
-    together[1].truncate_sequence(0, 1);
+    assert!(together[1].truncate_sequence(0, 1));
     assert!(told(&[Some(1); 3], &mut step, &mut together).contains("as the first"));
 }
 

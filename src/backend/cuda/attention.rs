@@ -21,7 +21,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     bail, CpuStorage, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
 };
-pub(crate) use prompt::{attend_prompt, attends_to_prompts};
+pub(crate) use prompt::{attend_prompt, attends_to_prompts, keeps_ring};
 use std::sync::Arc;
 
 /// An error while the stream is captured: a graph would read what the host has there when it runs.
@@ -41,7 +41,7 @@ fn can_copy_positions(stream: &CudaStream) -> Result<()> {
 pub(crate) fn attend(cache: &DeviceRows, token: &NewToken) -> Result<Option<Tensor>> {
     let Device::Cuda(device) = cache.memory.device() else { return Ok(None) };
     let (batch, _, heads, head_dim) = token.q.dims4()?;
-    let &DeviceRows { kv_heads, capacity, .. } = cache;
+    let &DeviceRows { kv_heads, capacity, is_ring, .. } = cache;
     let stream = device.cuda_stream();
     let card = Card::of(stream.context())?;
     let each = match token.positions {
@@ -69,6 +69,7 @@ pub(crate) fn attend(cache: &DeviceRows, token: &NewToken) -> Result<Option<Tens
         dtype: token.q.dtype(),
         cached: Cached::of(cache),
         capacity,
+        is_ring,
         positions,
         window: token.config.window,
         is_chunked: token.config.is_chunked,

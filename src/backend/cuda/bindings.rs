@@ -583,7 +583,7 @@ pub struct CqAttend {
     pub scale: f32,
     pub cap: f32,
     pub dtype: u32,
-    pub unused: u32,
+    pub ring: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -622,7 +622,7 @@ const _: () = {
     ["Offset of field: CqAttend::scale"][::core::mem::offset_of!(CqAttend, scale) - 232usize];
     ["Offset of field: CqAttend::cap"][::core::mem::offset_of!(CqAttend, cap) - 236usize];
     ["Offset of field: CqAttend::dtype"][::core::mem::offset_of!(CqAttend, dtype) - 240usize];
-    ["Offset of field: CqAttend::unused"][::core::mem::offset_of!(CqAttend, unused) - 244usize];
+    ["Offset of field: CqAttend::ring"][::core::mem::offset_of!(CqAttend, ring) - 244usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -32,7 +32,7 @@ mod tiles;
 mod tiles_call;
 mod workspace;
 
-pub(crate) use attention::{attend, attend_prompt, attends_to_prompts};
+pub(crate) use attention::{attend, attend_prompt, attends_to_prompts, keeps_ring};
 pub(crate) use backward::matmul_backward;
 pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;

@@ -191,7 +191,7 @@ impl DeviceStep {
         }
         let needed = lens.iter().zip(active).filter(|(_, is_active)| **is_active).map(|(len, _)| len + 1);
         let needed = needed.max().unwrap_or(0);
-        if !caches.iter().all(|cache| cache.borrow().has_rows(self.sequences, needed)) {
+        if !caches.iter().all(|cache| cache.borrow().has_room_up_to(self.sequences, needed, 1)) {
             // What they have outgrown is not to stay beside what they get.
             self.launches.release();
         }
@@ -201,7 +201,8 @@ impl DeviceStep {
                 let expected = format!("{lens:?} tokens, as the first");
                 return Err(Error::mismatch("cache", expected, format!("{:?}", cache.lens())));
             }
-            let (rows, _) = cache.room_on(&self.plan.device, self.sequences, needed)?;
+            let is_ring = self.launches.keeps_ring(cache)?;
+            let (rows, _) = cache.room_on(&self.plan.device, self.sequences, needed, is_ring.then_some(1))?;
             let config = cache.config();
             Ok(CacheRows { rows, window: config.window, is_chunked: config.is_chunked })
         };

@@ -1,6 +1,7 @@
 //! The keys and values of the tokens so far, on a device other than the CPU.
 
-use super::device_rows::{codes, float, grown, token_bytes, CachePlace, DeviceRows};
+use super::device_rows::{codes, float, grown, ring_rows, token_bytes, CachePlace, DeviceRows};
+use super::texts::Texts;
 use super::{KvCacheConfig, KvFormat};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -12,8 +13,9 @@ use std::fmt;
 /// [`ops::prefill_attention`](crate::ops::prefill_attention) several; [`append`](Self::append) adds any number, for attention by
 /// other means, and [`append_to`](Self::append_to) those of one sequence. Keys and values are floats, or codes of 8 or 4 bits,
 /// which the kernels of those operations alone make and read. It grows by a quarter when it is full, which copies it. With a
-/// window, too, it keeps all tokens. A CUDA graph that was captured with it holds until it grows, or is used with another batch:
-/// then its memory is another, and the step has to be captured anew.
+/// window, and if those operations have kernels for it, its memory is a ring: it has room for the window, and for 64 tokens more or
+/// as many as came at once, and then new tokens take the place of those that none sees any more. A CUDA graph that was captured with
+/// it holds until it grows, or is used with another batch: then its memory is another, and the step has to be captured anew.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -28,8 +30,7 @@ use std::fmt;
 pub struct DeviceKvCache {
     config: KvCacheConfig,
     rows: Option<DeviceRows>,
-    /// Tokens of each sequence; none while nothing says how many there are.
-    lens: Vec<usize>,
+    texts: Texts,
     /// Rows that were there before the work that was put into the stream last: a launch may read them while that still runs.
     settled: usize,
 }
@@ -60,7 +61,7 @@ impl DeviceKvCache {
                 remedy: remedy.to_string(),
             });
         }
-        Ok(Self { config, rows: None, lens: Vec::new(), settled: 0 })
+        Ok(Self { config, rows: None, texts: Texts::default(), settled: 0 })
     }
 
     /// As [`new`](Self::new), for so many sequences, which need not get their first tokens together. What appends to another number of
@@ -69,7 +70,7 @@ impl DeviceKvCache {
     /// # Errors
     /// As those of it.
     pub fn of_sequences(config: KvCacheConfig, sequences: usize) -> Result<Self> {
-        Ok(Self { lens: vec![0; sequences], ..Self::new(config)? })
+        Ok(Self { texts: Texts::new(sequences), ..Self::new(config)? })
     }
 
     /// What the cache is for.
@@ -77,14 +78,14 @@ impl DeviceKvCache {
         &self.config
     }
 
-    /// Tokens of the longest sequence.
+    /// Tokens of the longest sequence, those that a window has left behind included.
     pub fn len(&self) -> usize {
-        self.lens.iter().copied().max().unwrap_or(0)
+        self.lens().iter().copied().max().unwrap_or(0)
     }
 
     /// Tokens of each sequence: the positions of the next ones. None before anything says how many sequences there are.
     pub fn lens(&self) -> &[usize] {
-        &self.lens
+        self.texts.lens()
     }
 
     /// The formats of keys and of values, if they are of codes.
@@ -121,17 +122,37 @@ impl DeviceKvCache {
 
     /// Whether so many tokens of each of `batch` sequences fit into the memory that is there.
     pub fn has_room(&self, batch: usize, tokens: usize) -> bool {
-        self.has_rows(batch, self.len().saturating_add(tokens))
+        self.has_room_up_to(batch, self.len().saturating_add(tokens), tokens)
     }
 
-    /// Whether there is memory for so many rows of each of `batch` sequences.
-    pub(crate) fn has_rows(&self, batch: usize, rows: usize) -> bool {
-        self.rows.as_ref().is_some_and(|there| there.sequences == batch && rows <= there.capacity)
+    /// Whether there is memory for the tokens up to a position, of which so many come at once, of each of `batch` sequences.
+    pub(crate) fn has_room_up_to(&self, batch: usize, end: usize, tokens: usize) -> bool {
+        self.rows.as_ref().is_some_and(|there| {
+            let at_once = there.is_ring.then_some(tokens);
+            there.sequences == batch && self.rows_for(end, at_once, there.capacity) == there.capacity
+        })
     }
 
-    /// The most rows of each head that are allocated for texts of so many tokens.
-    pub fn most_rows(tokens: usize) -> usize {
-        grown(tokens, tokens)
+    /// The most rows of each head that are allocated for texts of so many tokens, `at_once` of which come at once, in a cache that
+    /// kernels read: those of a window, if there is one. Without such kernels it keeps all tokens: on a card with 64 KB of
+    /// shared memory for heads of 96 elements and more, if it is one of floats.
+    pub fn most_rows(config: &KvCacheConfig, tokens: usize, at_once: usize) -> usize {
+        let all = DeviceRows::most(tokens);
+        let is_read = Self::KERNEL_HEAD_DIMS.contains(&config.head_dim) && config.keys != KvFormat::F32;
+        match config.window.filter(|_| is_read) {
+            Some(window) => all.min(ring_rows(window, at_once)),
+            None => all,
+        }
+    }
+
+    /// Rows of a cache that had `capacity` for the tokens up to a position; those before the window of `at_once` that come at once may go,
+    /// if kernels are all that reads them.
+    fn rows_for(&self, end: usize, at_once: Option<usize>, capacity: usize) -> usize {
+        let all = if end <= capacity { capacity } else { grown(end, capacity) };
+        match self.config.window.zip(at_once) {
+            Some((window, tokens)) => all.min(ring_rows(window, tokens)).max(capacity),
+            None => all,
+        }
     }
 
     /// Forgets all tokens; the memory stays for the next ones.
@@ -139,29 +160,38 @@ impl DeviceKvCache {
         self.truncate(0);
     }
 
-    /// Forgets the tokens from position `len` on.
-    pub fn truncate(&mut self, len: usize) {
-        self.lens.iter_mut().for_each(|of_one| *of_one = len.min(*of_one));
-        self.settled = self.settled.min(len);
+    /// Forgets the tokens from position `len` on. False if that is not possible, and then nothing has changed: the next token would
+    /// see some that a window has left behind.
+    pub fn truncate(&mut self, len: usize) -> bool {
+        let sequences = 0..self.lens().len();
+        let is_possible = sequences.clone().all(|sequence| self.may_end(sequence, len));
+        is_possible && sequences.map(|sequence| self.truncate_sequence(sequence, len)).all(|is_done| is_done)
     }
 
-    /// Forgets the tokens of a sequence from position `len` on, so that another text may begin there.
-    pub fn truncate_sequence(&mut self, sequence: usize, len: usize) {
-        if let Some(of_one) = self.lens.get_mut(sequence) {
-            *of_one = len.min(*of_one);
+    /// Forgets the tokens of a sequence from position `len` on, so that another text may begin there. False, and nothing has changed, as
+    /// for [`truncate`](Self::truncate).
+    pub fn truncate_sequence(&mut self, sequence: usize, len: usize) -> bool {
+        let is_possible = self.may_end(sequence, len);
+        if is_possible {
+            self.texts.truncate(sequence, len);
+            self.settled = self.settled.min(len);
         }
-        self.settled = self.settled.min(len);
+        is_possible
+    }
+
+    fn may_end(&self, sequence: usize, len: usize) -> bool {
+        self.texts.may_end(sequence, len, self.config.first_seen(len))
     }
 
     /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, to sequences of one length, and returns the keys and values of all tokens,
     /// `[B, kv_heads, len, head_dim]`, which are those of the cache and change with it until it grows.
     ///
     /// # Errors
-    /// If the cache is of codes, shapes or dtypes do not fit, sequences have not the same length, or there is no room for the
-    /// tokens ([`Error::OutOfCache`]): the cache is then as before.
+    /// If the cache is of codes, shapes or dtypes do not fit, sequences have not the same length, a window has left tokens behind
+    /// that are gone, or there is no room for the tokens ([`Error::OutOfCache`]): the cache is then as before.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
-        if self.lens.iter().any(|of_one| *of_one != self.len()) {
-            let (expected, found) = ("one length, or append_to for each", format!("{:?}", self.lens));
+        if self.lens().iter().any(|of_one| *of_one != self.len()) {
+            let (expected, found) = ("one length, or append_to for each", format!("{:?}", self.lens()));
             return Err(Error::mismatch("sequences of a cache", expected, found));
         }
         let rows = self.put(k, v, None)?;
@@ -175,8 +205,7 @@ impl DeviceKvCache {
     /// As those of it; if there is no such sequence.
     pub fn append_to(&mut self, sequence: usize, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
         let rows = self.put(k, v, Some(&[sequence]))?;
-        let len = self.lens.get(sequence).copied().unwrap_or_default();
-        parts(&rows.memory.narrow(1, sequence, 1)?, len)
+        parts(&rows.memory.narrow(1, sequence, 1)?, self.texts.len(sequence))
     }
 
     /// Where the tokens of `k` `[B, T, kv_heads, head_dim]` belong: in so many sequences, or in these.
@@ -186,14 +215,13 @@ impl DeviceKvCache {
     pub(crate) fn places(&self, k: &Tensor, sequences: Option<&[usize]>) -> Result<Vec<CachePlace>> {
         self.check(k)?;
         let batch = k.dim(0)?;
-        let position = |sequence: usize| self.lens.get(sequence).copied().unwrap_or_default();
-        let place = |sequence| CachePlace { sequence, position: position(sequence) };
+        let place = |sequence| CachePlace { sequence, position: self.texts.len(sequence) };
         let Some(sequences) = sequences else { return Ok((0..batch).map(place).collect()) };
         if sequences.len() != batch {
             let expected = format!("[{}, T, kv_heads, head_dim], those of {sequences:?}", sequences.len());
             return Err(Error::mismatch("keys for sequences", expected, format!("{:?}", k.dims())));
         }
-        let count = self.lens.len();
+        let count = self.lens().len();
         if let Some(unknown) = sequences.iter().find(|sequence| **sequence >= count) {
             let expected = format!("one below {count}, as many as of_sequences or the first tokens say");
             return Err(Error::mismatch("sequence of a cache", expected, unknown.to_string()));
@@ -201,16 +229,17 @@ impl DeviceKvCache {
         Ok(sequences.iter().copied().map(place).collect())
     }
 
-    /// Room for the tokens of `k` at the [`places`](Self::places) of these sequences.
+    /// Room for the tokens of `k` at the [`places`](Self::places) of these sequences. `is_ring`: kernels are all that reads the cache.
     pub(crate) fn room_at(
         &mut self,
         k: &Tensor,
         sequences: Option<&[usize]>,
         places: &[CachePlace],
+        is_ring: bool,
     ) -> Result<DeviceRows> {
-        let count = sequences.map_or(places.len(), |_| self.lens.len());
+        let (count, tokens) = (sequences.map_or(places.len(), |_| self.lens().len()), k.dim(1)?);
         let last = places.iter().map(|place| place.position).max().unwrap_or_default();
-        Ok(self.room_on(k.device(), count, last.saturating_add(k.dim(1)?))?.0)
+        Ok(self.room_on(k.device(), count, last.saturating_add(tokens), is_ring.then_some(tokens))?.0)
     }
 
     /// Appends `k` and `v` to floats.
@@ -218,17 +247,18 @@ impl DeviceKvCache {
         check_alike(k, v)?;
         self.check_tensors()?;
         let places = self.places(k, sequences)?;
-        let rows = self.room_at(k, sequences, &places)?;
+        self.check_all_are_there(&places)?;
+        let rows = self.room_at(k, sequences, &places, false)?;
         rows.put([k, v], &places)?;
         self.appended(&places, k.dim(1)?);
         Ok(rows)
     }
 
-    /// The rows, with room for `tokens` more of each sequence, like those of `k` `[B, T, kv_heads, head_dim]`, and how many
-    /// of them are settled.
-    pub(crate) fn room_for(&mut self, k: &Tensor, tokens: usize) -> Result<(DeviceRows, usize)> {
+    /// The rows, with room for one more token of each sequence, like those of `k` `[B, T, kv_heads, head_dim]`, and how many
+    /// of them are settled. `is_ring` as for [`room_at`](Self::room_at).
+    pub(crate) fn room_for_one(&mut self, k: &Tensor, is_ring: bool) -> Result<(DeviceRows, usize)> {
         self.check(k)?;
-        self.room_on(k.device(), k.dim(0)?, self.len().saturating_add(tokens))
+        self.room_on(k.device(), k.dim(0)?, self.len().saturating_add(1), is_ring.then_some(1))
     }
 
     fn check(&self, k: &Tensor) -> Result<()> {
@@ -262,29 +292,46 @@ impl DeviceKvCache {
         })
     }
 
+    /// Refuses to hand out all tokens of sequences of which some are gone.
+    fn check_all_are_there(&self, places: &[CachePlace]) -> Result<()> {
+        match places.iter().map(|place| self.texts.first(place.sequence)).max() {
+            None | Some(0) => Ok(()),
+            Some(first) => Err(Error::Unsupported {
+                what: format!("keys and values as tensors, of which a window has left those before token {first} behind,"),
+                remedy: "attend to them with ops::prefill_attention and ops::decode_attention, or clear the cache".to_string(),
+            }),
+        }
+    }
+
     /// So many tokens have been appended at each of these places.
     pub(crate) fn appended(&mut self, places: &[CachePlace], tokens: usize) {
         for place in places {
-            if let Some(len) = self.lens.get_mut(place.sequence) {
-                *len = place.position + tokens;
-            }
+            self.extend(place.sequence, place.position + tokens);
         }
-        if places.len() != self.lens.len() {
+        if places.len() != self.lens().len() {
             // What others do not know of has been put into the stream.
             self.settled = 0;
         }
     }
 
-    /// The rows on a device, as many as `needed` of each of `batch` sequences, and how many of them are settled.
+    /// A sequence has got tokens up to a position.
+    fn extend(&mut self, sequence: usize, end: usize) {
+        let capacity = self.rows.as_ref().map_or(usize::MAX, |rows| rows.capacity);
+        self.texts.extend(sequence, end, capacity);
+    }
+
+    /// The rows on a device for the tokens up to a position of each of `batch` sequences, and how many of them are settled. With
+    /// `at_once`, kernels are all that reads them: those before the window of so many tokens that come at once may go.
     pub(crate) fn room_on(
         &mut self,
         device: &Device,
         batch: usize,
-        needed: usize,
+        end: usize,
+        at_once: Option<usize>,
     ) -> Result<(DeviceRows, usize)> {
         let max_tokens = self.config.max_tokens;
-        if needed > max_tokens {
-            return Err(Error::OutOfCache { needed, max_tokens });
+        if end > max_tokens {
+            return Err(Error::OutOfCache { needed: end, max_tokens });
         }
         let fits = |rows: &DeviceRows| rows.sequences == batch && rows.memory.device().same_device(device);
         if !self.rows.as_ref().is_some_and(fits) {
@@ -296,17 +343,24 @@ impl DeviceKvCache {
             // Before there are others.
             self.rows = None;
         }
-        if self.lens.len() != batch {
-            self.lens = vec![0; batch];
+        if self.lens().len() != batch {
+            self.texts = Texts::new(batch);
         }
-        let rows = match &self.rows {
-            Some(rows) if rows.capacity >= needed => return Ok((rows.clone(), self.settled)),
-            Some(rows) => rows.grown(grown(needed, rows.capacity))?,
-            None => DeviceRows::of(&self.config, batch, grown(needed, 0), device)?,
+        let capacity = self.rows_for(end, at_once, self.rows.as_ref().map_or(0, |rows| rows.capacity));
+        let mut rows = match &self.rows {
+            Some(rows) if rows.capacity == capacity => rows.clone(),
+            Some(rows) => {
+                self.settled = 0;
+                rows.grown(capacity, &self.texts.ranges())?
+            }
+            None => {
+                self.settled = 0;
+                DeviceRows::of(&self.config, batch, capacity, device)?
+            }
         };
+        rows.is_ring = self.config.window.is_some() && at_once.is_some();
         self.rows = Some(rows.clone());
-        self.settled = 0;
-        Ok((rows, 0))
+        Ok((rows, self.settled))
     }
 
     /// Whether a tensor is a part of the cache's memory.
@@ -319,9 +373,10 @@ impl DeviceKvCache {
     /// A launch has appended one token of each sequence that is active, and everything that was put into the stream before it
     /// will be done when another one reads.
     pub(crate) fn launched(&mut self, is_active: impl Fn(usize) -> bool) {
-        self.settled = self.lens.iter().copied().min().unwrap_or(0);
-        let lens = self.lens.iter_mut().enumerate();
-        lens.filter(|(sequence, _)| is_active(*sequence)).for_each(|(_, len)| *len += 1);
+        self.settled = self.lens().iter().copied().min().unwrap_or(0);
+        for sequence in (0..self.lens().len()).filter(|sequence| is_active(*sequence)) {
+            self.extend(sequence, self.texts.len(sequence) + 1);
+        }
     }
 }
 
@@ -342,6 +397,6 @@ fn parts(rows: &Tensor, len: usize) -> Result<[Tensor; 2]> {
 
 impl fmt::Debug for DeviceKvCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceKvCache").field("config", &self.config).field("lens", &self.lens).finish()
+        f.debug_struct("DeviceKvCache").field("config", &self.config).field("lens", &self.lens()).finish()
     }
 }

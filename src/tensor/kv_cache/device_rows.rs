@@ -3,11 +3,17 @@
 use super::{KvCacheConfig, KvFormat};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
+use std::ops::Range;
 
 /// By how many rows a cache grows at least: whole tiles of the kernels.
 const STEP: usize = 256;
 
-/// Keys and values of so many rows of each head of each sequence: one part after the other, each `[B, kv_heads, capacity]` of
+/// The rows of a ring are a multiple of this: no tile of the kernels goes beyond its end. So many tokens may come at once at least, or
+/// be taken back.
+const RING_STEP: usize = 64;
+
+/// Keys and values of so many rows of each head of each sequence, of which that of a position is what is left of it divided by how many
+/// there are: one part after the other, each `[B, kv_heads, capacity]` of
 /// what a row has of it. A cache of floats has keys and values; one of codes has those of keys, those of values, then scales and
 /// biases of keys, of values, each group's one behind the other in f16 (`cuda/kv_codes.cuh`).
 #[derive(Clone, Debug)]
@@ -19,6 +25,8 @@ pub(crate) struct DeviceRows {
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) formats: [KvFormat; 2],
+    /// Whether there may be positions beyond the capacity: then the rows are a ring.
+    pub(crate) is_ring: bool,
 }
 
 impl DeviceRows {
@@ -31,6 +39,11 @@ impl DeviceRows {
     ) -> Result<Self> {
         let &KvCacheConfig { kv_heads, head_dim, keys, values, .. } = config;
         Self::new([sequences, kv_heads, capacity, head_dim], [keys, values], device)
+    }
+
+    /// The most rows for texts of so many tokens, if all are kept.
+    pub(crate) fn most(tokens: usize) -> usize {
+        grown(tokens, tokens)
     }
 
     fn new(sizes: [usize; 4], formats: [KvFormat; 2], device: &Device) -> Result<Self> {
@@ -48,19 +61,26 @@ impl DeviceRows {
                 Tensor::zeros(bytes, DType::U8, device)?
             }
         };
-        Ok(Self { memory, sequences, capacity, kv_heads, head_dim, formats })
+        Ok(Self { memory, sequences, capacity, kv_heads, head_dim, formats, is_ring: false })
     }
 
-    /// The same with more rows.
-    pub(super) fn grown(&self, capacity: usize) -> Result<Self> {
+    /// The same with more rows, for these positions of each sequence.
+    pub(super) fn grown(&self, capacity: usize, texts: &[Range<usize>]) -> Result<Self> {
         let sizes = [self.sequences, self.kv_heads, capacity, self.head_dim];
         let grown = Self::new(sizes, self.formats, self.memory.device())?;
-        if self.codes().is_none() {
-            grown.memory.slice_set(&self.memory, 3, 0)?;
-            return Ok(grown);
-        }
-        for (old, new) in self.parts()?.into_iter().zip(grown.parts()?) {
-            new.slice_set(&old, 1, 0)?;
+        for ((old, new), bytes) in self.parts()?.into_iter().zip(grown.parts()?).zip(self.row_sizes()) {
+            if texts.iter().all(|text| text.end <= self.capacity) {
+                new.slice_set(&old, 1, 0)?;
+                continue;
+            }
+            for (sequence, text) in texts.iter().enumerate() {
+                let of_sequence = |part: &Tensor| part.narrow(0, sequence * self.kv_heads, self.kv_heads);
+                for run in runs(text.clone(), &[self.capacity, capacity]) {
+                    let [from, to] = [self.capacity, capacity].map(|rows| run.start % rows * bytes);
+                    let rows = of_sequence(&old)?.narrow(1, from, run.len() * bytes)?.contiguous()?;
+                    of_sequence(&new)?.slice_set(&rows, 1, to)?;
+                }
+            }
         }
         Ok(grown)
     }
@@ -88,11 +108,11 @@ impl DeviceRows {
             let rows = self.memory.get(part)?;
             let new = new.transpose(1, 2)?.contiguous()?;
             match CachePlace::common(places) {
-                Some(position) if places.len() == self.sequences => rows.slice_set(&new, 2, position)?,
+                Some(position) if places.len() == self.sequences => self.put_at(&rows, &new, position)?,
                 _ => {
                     for (entry, place) in places.iter().enumerate() {
                         let of_sequence = rows.narrow(0, place.sequence, 1)?;
-                        of_sequence.slice_set(&new.narrow(0, entry, 1)?, 2, place.position)?;
+                        self.put_at(&of_sequence, &new.narrow(0, entry, 1)?, place.position)?;
                     }
                 }
             }
@@ -100,16 +120,49 @@ impl DeviceRows {
         Ok(())
     }
 
-    /// The parts of a cache of codes, `[B * kv_heads, capacity * bytes]`.
-    fn parts(&self) -> Result<Vec<Tensor>> {
-        let heads = self.sequences * self.kv_heads;
-        let parts = self.offsets().into_iter().zip(row_bytes(self.formats, self.head_dim));
-        let part = |(from, bytes): (usize, usize)| {
-            let of_head = self.capacity * bytes;
-            Ok(self.memory.narrow(0, from, heads * of_head)?.reshape((heads, of_head))?)
-        };
-        parts.map(part).collect()
+    /// Puts `new` `[B, kv_heads, T, head_dim]` into rows of floats, from a position on.
+    fn put_at(&self, rows: &Tensor, new: &Tensor, position: usize) -> Result<()> {
+        for run in runs(position..position + new.dim(2)?, &[self.capacity]) {
+            let part = new.narrow(2, run.start - position, run.len())?.contiguous()?;
+            rows.slice_set(&part, 2, run.start % self.capacity)?;
+        }
+        Ok(())
     }
+
+    /// Elements of the memory that a row has in each part.
+    fn row_sizes(&self) -> Vec<usize> {
+        match self.codes() {
+            None => vec![self.head_dim; 2],
+            Some(_) => row_bytes(self.formats, self.head_dim).to_vec(),
+        }
+    }
+
+    /// `[B * kv_heads, capacity * row size]` of each part.
+    fn parts(&self) -> Result<Vec<Tensor>> {
+        let (heads, memory) = (self.sequences * self.kv_heads, self.memory.flatten_all()?);
+        let mut begin = 0;
+        let part = |size: usize| {
+            let of_head = self.capacity * size;
+            let part = memory.narrow(0, begin, heads * of_head)?.reshape((heads, of_head))?;
+            begin += heads * of_head;
+            Ok(part)
+        };
+        self.row_sizes().into_iter().map(part).collect()
+    }
+}
+
+/// Positions in pieces, whose rows are neighbours in rings of each of these capacities.
+fn runs(positions: Range<usize>, capacities: &[usize]) -> impl Iterator<Item = Range<usize>> + '_ {
+    let Range { mut start, end } = positions;
+    std::iter::from_fn(move || {
+        if start >= end {
+            return None;
+        }
+        let left = capacities.iter().map(|capacity| capacity - start % capacity).min()?;
+        let run = start..end.min(start + left);
+        start = run.end;
+        Some(run)
+    })
 }
 
 /// The sequence of a cache that an entry of a batch continues, and the position of its first token there.
@@ -145,6 +198,12 @@ pub(super) fn codes(formats: [KvFormat; 2]) -> Option<[KvFormat; 2]> {
 pub(super) fn token_bytes(config: &KvCacheConfig) -> usize {
     let of_head: usize = row_bytes([config.keys, config.values], config.head_dim).into_iter().sum();
     config.kv_heads.saturating_mul(of_head)
+}
+
+/// Rows of a ring for what so many tokens see that come at once.
+pub(super) fn ring_rows(window: usize, tokens: usize) -> usize {
+    let rows = window.saturating_add(tokens.max(RING_STEP));
+    rows.checked_next_multiple_of(RING_STEP).unwrap_or(usize::MAX)
 }
 
 /// Rows of a cache that had `capacity` and needs more.

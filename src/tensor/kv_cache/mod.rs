@@ -7,6 +7,7 @@ mod device_rows;
 mod format;
 #[cfg(test)]
 mod tests;
+mod texts;
 
 use crate::{Error, Result};
 use block::HeadCache;

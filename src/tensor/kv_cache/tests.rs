@@ -178,7 +178,7 @@ fn a_cache_on_a_device_grows_and_keeps_what_is_there() {
         check(cache.append(&new[0], &new[1]).unwrap(), len + tokens);
         len += tokens;
         assert_eq!((cache.len(), cache.size_in_bytes()), (len, 2 * 2 * capacity * 8 * 4));
-        assert!(capacity <= DeviceKvCache::most_rows(len) as u64);
+        assert!(capacity <= DeviceKvCache::most_rows(&config, len, len) as u64);
     }
     cache.truncate(300);
     cache.truncate(400);
@@ -209,7 +209,7 @@ fn a_cache_of_codes_grows_and_keeps_what_is_there() {
     let formats = [KvFormat::Affine8, KvFormat::Affine4];
     let config = KvCacheConfig { keys: formats[0], values: formats[1], ..KvCacheConfig::new(3, 80) };
     let mut cache = DeviceKvCache::new(config).unwrap();
-    let (rows, _) = cache.room_on(&Device::Cpu, 2, 10).unwrap();
+    let (rows, _) = cache.room_on(&Device::Cpu, 2, 10, None).unwrap();
     // Codes of keys and values, then two and three pairs of scale and bias.
     let bytes = [80, 40, 8, 12];
     let heads_rows = 6 * 256;
@@ -218,7 +218,7 @@ fn a_cache_of_codes_grows_and_keeps_what_is_there() {
     let marks: Vec<u8> = (0..140 * heads_rows).map(|index| (index % 251) as u8).collect();
     let all = Tensor::from_slice(&marks, marks.len(), &Device::Cpu).unwrap();
     rows.memory.slice_set(&all, 0, 0).unwrap();
-    let (grown, _) = cache.room_on(&Device::Cpu, 2, 300).unwrap();
+    let (grown, _) = cache.room_on(&Device::Cpu, 2, 300, None).unwrap();
     assert_eq!((grown.capacity, grown.codes()), (512, Some(formats)));
     let (before, after) = (marks, grown.memory.to_vec1::<u8>().unwrap());
     for ((bytes, old), new) in bytes.into_iter().zip(rows.offsets()).zip(grown.offsets()) {
@@ -227,5 +227,99 @@ fn a_cache_of_codes_grows_and_keeps_what_is_there() {
             assert_eq!(of_head[..256 * bytes], before[old + head * 256 * bytes..][..256 * bytes]);
             assert!(of_head[256 * bytes..].iter().all(|byte| *byte == 0));
         }
+    }
+}
+
+/// Rows of a ring, written as launches write them: what the next token sees is there, through growth and whatever is taken back.
+#[test]
+fn a_ring_keeps_what_its_window_sees() {
+    let (window, format) = (70, KvFormat::F16);
+    let config =
+        KvCacheConfig { window: Some(window), keys: format, values: format, ..KvCacheConfig::new(2, 64) };
+    let mut cache = DeviceKvCache::of_sequences(config, 2).unwrap();
+    // Every element of a row is `token`, of values one half more, of the second sequence 600 more.
+    let rows = |sequence: usize, tokens: Range<usize>, add: f32| {
+        let values = tokens.clone().flat_map(|token| [token as f32 + add + 600. * sequence as f32; 128]);
+        let rows = Tensor::from_iter(values, &Device::Cpu).unwrap().to_dtype(DType::F16).unwrap();
+        rows.reshape((1, tokens.len(), 2, 64)).unwrap()
+    };
+    let put = |cache: &mut DeviceKvCache, sequence: usize, tokens: usize| {
+        let begin = cache.lens()[sequence];
+        let [k, v] = [0., 0.5].map(|add| rows(sequence, begin..begin + tokens, add));
+        let places = cache.places(&k, Some(&[sequence])).unwrap();
+        let there = cache.room_at(&k, Some(&[sequence]), &places, true).unwrap();
+        there.put([&k, &v], &places).unwrap();
+        cache.appended(&places, tokens);
+        // All that the first of the new tokens sees, up to the last one.
+        for (sequence, end) in cache.lens().iter().copied().enumerate() {
+            let first = if sequence == places[0].sequence { begin } else { end.max(1) - 1 };
+            for token in config.first_seen(first)..end {
+                for (part, add) in [0., 0.5].into_iter().enumerate() {
+                    let row = there.memory.get(part).unwrap().get(sequence).unwrap().get(1).unwrap();
+                    let found = row.get(token % there.capacity).unwrap().get(63).unwrap();
+                    let expected = token as f32 + add + 600. * sequence as f32;
+                    assert_eq!(
+                        f32::from(found.to_scalar::<half::f16>().unwrap()),
+                        expected,
+                        "{sequence} {token}"
+                    );
+                }
+            }
+        }
+        there.capacity
+    };
+    // As few rows as serve; more where more come at once, whatever has gone round by then.
+    for (sequence, tokens, capacity) in [
+        (0, 5, 192),
+        (1, 100, 192),
+        (0, 100, 192),
+        (0, 88, 192),
+        (0, 1, 192),
+        (0, 64, 192),
+        (1, 120, 192),
+        (0, 122, 192),
+    ] {
+        assert_eq!(put(&mut cache, sequence, tokens), capacity);
+        assert!(capacity <= DeviceKvCache::most_rows(&config, cache.len(), tokens));
+    }
+    assert_eq!(cache.lens(), [380, 220]);
+    assert!(
+        cache.has_room(2, 64) && cache.has_room(2, 122) && !cache.has_room(2, 123) && !cache.has_room(1, 1)
+    );
+    assert_eq!(put(&mut cache, 0, 123), 256);
+    assert_eq!(put(&mut cache, 1, 1), 256);
+    assert_eq!(cache.size_in_bytes(), 256 * 2 * cache.token_bytes());
+
+    // Token 247 is the first that is there: 256 rows end with token 502.
+    assert_eq!(cache.lens(), [503, 221]);
+    assert!(!cache.truncate_sequence(0, 315) && !cache.truncate(315) && cache.lens() == [503, 221]);
+    assert!(cache.truncate_sequence(0, 316) && cache.truncate(400) && cache.lens() == [316, 221]);
+    put(&mut cache, 0, 147);
+    let error = cache.append_to(0, &rows(0, 463..464, 0.), &rows(0, 463..464, 0.5)).unwrap_err().to_string();
+    assert!(error.contains("left those before token") && error.contains("prefill_attention"), "{error}");
+    // Another text begins anew, and may be kept whole.
+    assert!(cache.truncate_sequence(0, 0));
+    assert_eq!(
+        cache.append_to(0, &rows(0, 0..300, 0.), &rows(0, 0..300, 0.5)).unwrap()[0].dims(),
+        [1, 2, 300, 64]
+    );
+    cache.clear();
+    assert!(cache.is_empty() && cache.lens() == [0, 0]);
+}
+
+/// What no kernel reads, or no window leaves behind, stays.
+#[test]
+fn rows_that_are_planned_for() {
+    let format = KvFormat::Bf16;
+    let config =
+        KvCacheConfig { window: Some(128), keys: format, values: format, ..KvCacheConfig::new(2, 64) };
+    let rows = |config: &KvCacheConfig, tokens| DeviceKvCache::most_rows(config, tokens, 256);
+    assert_eq!((rows(&config, 100), rows(&config, 100_000)), (256, 384));
+    for whole in [
+        KvCacheConfig { window: None, ..config },
+        KvCacheConfig { head_dim: 72, ..config },
+        KvCacheConfig { keys: KvFormat::F32, values: KvFormat::F32, ..config },
+    ] {
+        assert_eq!(rows(&whole, 100_000), 125_184);
     }
 }

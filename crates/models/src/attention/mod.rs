@@ -337,10 +337,7 @@ impl Attention {
     pub fn truncate_cache(&mut self, len: usize) -> bool {
         match &mut self.cache {
             Cache::OnCpu(cache) => (0..cache.sequences()).all(|sequence| cache.truncate(sequence, len)),
-            Cache::OnDevice(OnDevice { cache }) => {
-                cache.truncate(len);
-                true
-            }
+            Cache::OnDevice(OnDevice { cache }) => cache.truncate(len),
         }
     }
 

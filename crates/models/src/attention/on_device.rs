@@ -7,7 +7,7 @@ use candle_quant::{ops, DeviceKvCache, Error, KvCacheConfig};
 use std::cell::OnceCell;
 use std::ops::Range;
 
-/// Keys and values of the whole text, in the dtype of activations or as codes.
+/// Keys and values of the text, in the dtype of activations or as codes.
 #[derive(Debug)]
 pub(super) struct OnDevice {
     pub(super) cache: DeviceKvCache,

@@ -6,7 +6,7 @@ use crate::options::{CacheOptions, PREFILL_CHUNK};
 use candle_core::DType;
 use candle_quant::checkpoint::module_of;
 use candle_quant::parallel::{whole_groups, ExpertSplit};
-use candle_quant::{DeviceKvCache, QuantFormat};
+use candle_quant::{DeviceKvCache, KvCacheConfig, QuantFormat};
 use std::ops::Range;
 
 /// What a model is loaded for.
@@ -47,6 +47,11 @@ impl Workload {
     /// Texts of up to `context` tokens on GPUs.
     pub fn on_gpu(dtype: DType, context: usize) -> Self {
         Self { is_on_cpu: false, ..Self::on_cpu(dtype, context) }
+    }
+
+    /// The most tokens that are computed at once.
+    fn chunk(&self) -> usize {
+        self.prefill_chunk.min(self.context)
     }
 }
 
@@ -102,14 +107,13 @@ impl ShardPlan {
             if let Some(linear) = self.config.linear.as_ref().filter(|linear| linear.is_linear(layer)) {
                 return linear.state_bytes(linear_heads);
             }
-            // On a device every layer keeps all tokens.
-            let window = self.config.window_of(layer).filter(|_| workload.is_on_cpu);
             let (heads, size) = self.config.cached(own.key.len());
-            let cache = workload.cache.layer(heads, size, window, workload.dtype);
-            cache.size_in_bytes(match workload.is_on_cpu {
-                true => workload.context,
-                false => DeviceKvCache::most_rows(workload.context),
-            })
+            let cache = workload.cache.layer(heads, size, self.config.window_of(layer), workload.dtype);
+            if workload.is_on_cpu {
+                return cache.size_in_bytes(workload.context);
+            }
+            let rows = DeviceKvCache::most_rows(&cache, workload.context, workload.chunk());
+            KvCacheConfig { window: None, ..cache }.size_in_bytes(rows)
         };
         (0..self.config.num_hidden_layers).map(of_layer).fold(0, u64::saturating_add)
     }
@@ -141,7 +145,7 @@ impl ShardPlan {
             product(&[3, inner]),
         ];
         let element = if workload.is_on_cpu { 4 } else { workload.dtype.size_in_bytes() };
-        let chunk = workload.prefill_chunk.min(workload.context);
+        let chunk = workload.chunk();
         let states =
             of_token.into_iter().fold(0, u64::saturating_add).saturating_mul(product(&[chunk, element]));
         let logits = product(&[config.vocab_size, 4]);
@@ -150,7 +154,7 @@ impl ShardPlan {
             false if workload.cache.has_codes(workload.dtype) => {
                 // Nothing but kernels reads them.
                 let config = workload.cache.layer(kv_heads, size, None, workload.dtype);
-                config.size_in_bytes(DeviceKvCache::most_rows(workload.context))
+                config.size_in_bytes(DeviceKvCache::most_rows(&config, workload.context, chunk))
             }
             false => {
                 let scores = product(&[own.query.len(), chunk, workload.context, 2 * 4 + 2 * element]);

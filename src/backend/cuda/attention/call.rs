@@ -6,6 +6,7 @@ use super::super::bindings::{
     CqAttend, CqHeadNorm, CQ_ATTEND_KEYS, CQ_HEADS_AS_THEY_ARE, CQ_HEADS_LAYER, CQ_HEADS_RMS,
 };
 use super::super::card::Card;
+use super::super::kernel::Kernel;
 use super::super::memory::{float_dtype, u32_of};
 use crate::tensor::DeviceRows;
 use candle_core::{bail, DType, Result};
@@ -18,8 +19,9 @@ pub(in super::super) struct AttendCall {
     /// Of queries, keys, values and outputs; and what the cache holds.
     pub(in super::super) dtype: DType,
     pub(in super::super) cached: Cached,
-    /// Rows of the cache.
+    /// Rows of the cache, and whether these are a ring.
     pub(in super::super) capacity: usize,
+    pub(in super::super) is_ring: bool,
     pub(in super::super) positions: Positions,
     /// How many tokens a new one sees, itself included; if `is_chunked`, those since the last multiple of that.
     pub(in super::super) window: Option<usize>,
@@ -134,6 +136,9 @@ impl AttendCall {
         if !self.capacity.is_multiple_of(CQ_ATTEND_KEYS as usize) {
             bail!("a cache of {} rows is no multiple of {CQ_ATTEND_KEYS}", self.capacity);
         }
+        if self.is_ring && (plan.kernel == Kernel::AttendF32 || self.window.is_none()) {
+            bail!("a ring of {} rows for a window of {:?}, {:?}", self.capacity, self.window, plan.kernel);
+        }
         if 2 * pairs > head_dim || (pairs > 0 && self.turns.table == 0) {
             bail!("{pairs} pairs cannot turn in heads of {head_dim} elements, or have no table");
         }
@@ -142,7 +147,7 @@ impl AttendCall {
         }
         let (positions, position, settled) = match self.positions {
             Positions::OnDevice(address) => (address, 0, 0),
-            Positions::Known { position, .. } if position >= self.capacity => {
+            Positions::Known { position, .. } if position >= self.capacity && !self.is_ring => {
                 bail!("position {position} in a cache of {} rows", self.capacity)
             }
             Positions::Known { position, .. }
@@ -187,7 +192,7 @@ impl AttendCall {
             scale,
             cap,
             dtype: float_dtype(self.dtype)?,
-            unused: 0,
+            ring: self.is_ring.into(),
         })
     }
 }

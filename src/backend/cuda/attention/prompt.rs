@@ -13,11 +13,12 @@ use super::call::{logit_factors, window_of, CacheAddresses};
 use super::can_copy_positions;
 use crate::backend::NewTokens;
 use crate::tensor::{CachePlace, DeviceRows};
-use crate::KvFormat;
+use crate::{DeviceKvCache, KvCacheConfig, KvFormat};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;
 use candle_core::{
-    bail, CpuStorage, CudaDevice, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
+    bail, CpuStorage, CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage,
+    Tensor,
 };
 use std::sync::Arc;
 
@@ -39,18 +40,39 @@ pub(crate) fn attends_to_prompts(
     if CachePlace::common(places).is_none() {
         can_copy_positions(&device.cuda_stream())?;
     }
+    let [prompts, tokens] = have_kernels(device, (q.dtype(), codes), [q.dim(0)?, kv_heads, q.dim(3)?])?;
+    // Nor are codes made that no new token could read.
+    Ok(prompts && (codes.is_none() || tokens))
+}
+
+/// Whether kernels are all that reads a cache with a window, for so many sequences with activations of a dtype: then it need not keep
+/// what the window leaves behind.
+pub(crate) fn keeps_ring(
+    cache: &DeviceKvCache,
+    (device, dtype): (&Device, DType),
+    sequences: usize,
+) -> Result<bool> {
+    let &KvCacheConfig { kv_heads, head_dim, window, .. } = cache.config();
+    let Device::Cuda(device) = device else { return Ok(false) };
+    let sizes = [sequences, kv_heads, head_dim];
+    Ok(window.is_some() && have_kernels(device, (dtype, cache.codes()), sizes)? == [true; 2])
+}
+
+/// Whether prompts have a kernel, and single tokens, for so many sequences, heads of keys, and elements of a head.
+fn have_kernels(
+    device: &CudaDevice,
+    (dtype, codes): (DType, Option<[KvFormat; 2]>),
+    [sequences, kv_heads, head_dim]: [usize; 3],
+) -> Result<[bool; 2]> {
     let card = Card::of(device.cuda_stream().context())?;
-    let cached = codes.map_or(Cached::Numbers, Cached::Codes);
-    let (of, on_card) = ((q.dtype(), cached), (card.bf16, card.shared()));
-    let plan = AttendPrompt::plan(q.dim(3)?, of, on_card);
-    if codes.is_some() {
-        // Nor are codes made that no new token could read.
-        let shape = AttendShape { sequences: 1, heads: kv_heads, kv_heads, head_dim: q.dim(3)? };
-        if Attend::plan(shape, of, None, on_card).is_none() {
-            return Ok(false);
-        }
-    }
-    Ok(plan.is_some() && q.dim(0)?.saturating_mul(kv_heads) <= MOST_BLOCKS)
+    let of = (dtype, codes.map_or(Cached::Numbers, Cached::Codes));
+    let on_card = (card.bf16, card.shared());
+    let shape = AttendShape { sequences: 1, heads: kv_heads, kv_heads, head_dim };
+    let of_prompts = AttendPrompt::plan(head_dim, of, on_card);
+    Ok([
+        of_prompts.is_some() && sequences.saturating_mul(kv_heads) <= MOST_BLOCKS,
+        Attend::plan(shape, of, None, on_card).is_some(),
+    ])
 }
 
 /// Where the tokens of each sequence belong, as kernels take it: all at one position, or, on the device, as each says.
@@ -64,7 +86,7 @@ impl Places {
     fn new(places: &[CachePlace], cache: &DeviceRows, tokens: usize, device: &CudaDevice) -> Result<Self> {
         for &CachePlace { sequence, position } in places {
             let fits = position.checked_add(tokens).is_some_and(|end| end <= cache.capacity);
-            if !fits || sequence >= cache.sequences {
+            if !(fits || cache.is_ring && tokens <= cache.capacity) || sequence >= cache.sequences {
                 let (sequences, capacity) = (cache.sequences, cache.capacity);
                 bail!("{tokens} tokens from {position} on of sequence {sequence} in {sequences} of {capacity} rows");
             }

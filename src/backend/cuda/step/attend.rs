@@ -24,7 +24,7 @@ impl Builder<'_> {
         }
         let Some(cache) = self.caches.get(heads.layer) else { bail!("layer {} has no cache", heads.layer) };
         let rows = &cache.rows;
-        let &DeviceRows { sequences, kv_heads: of_cache, capacity, head_dim: size, .. } = rows;
+        let &DeviceRows { sequences, kv_heads: of_cache, capacity, is_ring, head_dim: size, .. } = rows;
         let is_of_dtype = rows.codes().is_some() || rows.memory.dtype() == self.dtype;
         if (sequences, of_cache, size) != (self.sequences, kv_heads, head_dim) || !is_of_dtype {
             let expected =
@@ -39,6 +39,7 @@ impl Builder<'_> {
             dtype: self.dtype,
             cached: Cached::of(rows),
             capacity,
+            is_ring,
             positions: Positions::OnDevice(places.positions),
             window: cache.window,
             is_chunked: cache.is_chunked,
@@ -93,9 +94,9 @@ impl Builder<'_> {
         })
     }
 
-    /// Tables of what each turn does at the positions of the caches.
+    /// Tables of what each turn does at the positions that there are.
     pub(super) fn turns(&mut self) -> Result<Vec<Turns>> {
-        let rows = self.caches.iter().map(|cache| cache.rows.capacity).max().unwrap_or_default();
+        let rows = self.turn_rows;
         let is_long = self.is_long;
         let constants = &mut self.constants;
         let tables = self.plan.turns.iter().map(|turn| {

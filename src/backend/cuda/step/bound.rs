@@ -23,6 +23,8 @@ pub(super) struct Bound {
     /// What becomes of logits, in the order in which it was asked for, the last one last.
     pub(super) ends: Vec<End>,
     pub(super) caches: Vec<CacheRows>,
+    /// Positions for which tables have rows.
+    pub(super) turn_rows: usize,
     pub(super) _constants: Tensor,
     pub(super) _work: Tensor,
     /// This one of several. The last to be dropped: graphs hold what it exchanges.
@@ -58,10 +60,11 @@ enum State {
 }
 
 impl Bound {
-    pub(super) fn has(&self, caches: &[CacheRows]) -> bool {
+    /// Whether these are the caches, and there may be tokens up to a position.
+    pub(super) fn is_for(&self, caches: &[CacheRows], end: usize) -> bool {
         let ids =
             |caches: &[CacheRows]| caches.iter().map(|cache| cache.rows.memory.id()).collect::<Vec<_>>();
-        ids(&self.caches) == ids(caches)
+        ids(&self.caches) == ids(caches) && end <= self.turn_rows
     }
 
     /// Runs a step that ends so.

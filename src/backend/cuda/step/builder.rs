@@ -23,6 +23,8 @@ use std::sync::Arc;
 pub(super) struct Builder<'a> {
     pub(super) plan: &'a Plan,
     pub(super) caches: &'a [CacheRows],
+    /// Positions for which tables have rows.
+    pub(super) turn_rows: usize,
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) card: Card,
     pub(super) dtype: DType,

@@ -18,11 +18,13 @@ mod output;
 mod pinned;
 mod projections;
 
+use super::attention::keeps_ring;
 use super::card::Card;
 use super::memory::{address_mut, allocate, Locked};
 use crate::backend::sample::{Choice, Draw};
-use crate::backend::step::{CacheRows, GraphMode, Node, Plan};
-use crate::Error;
+use crate::backend::step::{CacheRows, GraphMode, Node, Plan, NO_POSITION};
+use crate::tensor::DeviceRows;
+use crate::{DeviceKvCache, Error};
 use bound::Bound;
 use builder::Builder;
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaStream};
@@ -91,6 +93,11 @@ impl StepLaunches {
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
+    /// Whether a cache need not keep what its window leaves behind.
+    pub(crate) fn keeps_ring(&self, cache: &DeviceKvCache) -> Result<bool> {
+        keeps_ring(cache, (&Device::Cuda(self.device.clone()), self.dtype), self.sequences)
+    }
+
     /// Lets go of all memory, that of caches included, before these get other memory.
     pub(crate) fn release(&mut self) {
         self.bound = None;
@@ -120,7 +127,7 @@ impl StepLaunches {
             bail!("{} positions for {} sequences", positions.len(), self.sequences);
         }
         let (sequences, outputs, mode, dtype) = (self.sequences, self.outputs, self.mode, self.dtype);
-        let bound = self.bound(caches, stream)?;
+        let bound = self.bound(caches, positions, stream)?;
         let places = bound.places;
         {
             let locked = Locked::new(ids);
@@ -166,7 +173,7 @@ impl StepLaunches {
         if [ids.len(), positions.len()] != [sequences; 2] {
             bail!("{} ids and {} positions for {sequences} sequences", ids.len(), positions.len());
         }
-        let bound = self.bound(caches, &stream)?;
+        let bound = self.bound(caches, positions, &stream)?;
         let draw = [draw.seed, draw.step].into_iter().flat_map(u64::to_ne_bytes);
         let numbers = positions.iter().chain(ids).flat_map(|number| number.to_ne_bytes());
         // SAFETY: whoever submitted the copies of the step before has waited for them, or failed and dropped this memory.
@@ -198,11 +205,18 @@ impl StepLaunches {
         Ok(stream)
     }
 
-    /// The launches for these caches.
-    fn bound(&mut self, caches: &[CacheRows], stream: &Arc<CudaStream>) -> Result<&mut Bound> {
-        let bound = match self.bound.take().filter(|bound| bound.has(caches)) {
+    /// The launches for these caches and positions.
+    fn bound(
+        &mut self,
+        caches: &[CacheRows],
+        positions: &[u32],
+        stream: &Arc<CudaStream>,
+    ) -> Result<&mut Bound> {
+        let last = positions.iter().filter(|position| **position != NO_POSITION).max();
+        let end = last.map_or(0, |last| *last as usize + 1);
+        let bound = match self.bound.take().filter(|bound| bound.is_for(caches, end)) {
             Some(bound) => bound,
-            None => self.bind(caches, stream)?,
+            None => self.bind(caches, end, stream)?,
         };
         Ok(self.bound.insert(bound))
     }
@@ -219,13 +233,17 @@ impl StepLaunches {
         end.is_some_and(|end| end.graph.is_some())
     }
 
-    fn bind(&self, caches: &[CacheRows], stream: &Arc<CudaStream>) -> Result<Bound> {
+    fn bind(&self, caches: &[CacheRows], end: usize, stream: &Arc<CudaStream>) -> Result<Bound> {
+        // Rings take any positions: tables grow as caches of all tokens do.
+        let all = caches.iter().filter(|cache| !cache.rows.is_ring).map(|cache| cache.rows.capacity).max();
+        let turn_rows = all.unwrap_or_else(|| DeviceRows::most(end));
         let card = Card::of(stream.context())?;
         let device = Device::Cuda(self.device.clone());
         let build = |constants, work, shared| {
             let builder = Builder {
                 plan: &self.plan,
                 caches,
+                turn_rows,
                 stream,
                 card,
                 dtype: self.dtype,
@@ -259,6 +277,7 @@ impl StepLaunches {
             places: built.places,
             ends: Vec::new(),
             caches: caches.to_vec(),
+            turn_rows,
             _constants: constants,
             _work: work,
         })

@@ -100,7 +100,7 @@ fn codes_are_those_of_the_cpu() {
             .expect("a kernel");
             begin += tokens;
         }
-        let (rows, _) = cache.room_on(&device, batch, 0).unwrap();
+        let (rows, _) = cache.room_on(&device, batch, 0, None).unwrap();
         let memory: Vec<u8> = rows.memory.to_vec1().unwrap();
         let (key_layout, value_layout) = on_cpu.layouts();
         for (sequence, kv_head) in
