@@ -165,6 +165,7 @@ fn what_does_not_fit_is_refused() {
         dtype: DType::F16,
         cached: Cached::Numbers,
         capacity: 64,
+        is_ring: false,
         positions: Positions::OnDevice(16),
         window: None,
         is_chunked: false,
@@ -183,6 +184,7 @@ fn what_does_not_fit_is_refused() {
     assert!(told(AttendCall { positions: known(64), ..call }).contains("position 64 in a cache of 64 rows"));
     assert!(told(AttendCall { positions: known(50), ..call }).contains("position 50 in tables of 50 rows"));
     assert!(told(AttendCall { capacity: 60, ..call }).contains("no multiple of 16"));
+    assert!(told(AttendCall { is_ring: true, ..call }).contains("a ring of 64 rows for a window of None"));
     let turns = |pairs, table| AttendCall { turns: Turns { table, pairs, ..call.turns }, ..call };
     assert!(told(turns(33, 16)).contains("33 pairs") && told(turns(32, 0)).contains("32 pairs"));
     let shape = AttendShape { kv_heads: 3, ..call.shape };

@@ -138,6 +138,39 @@ fn caches_of_codes() {
     }
 }
 
+/// Texts that go round rings, in prompts and steps: what the CPU computes, in the memory of windows.
+#[test]
+fn windows_are_rings() {
+    let Some(device) = device() else { return };
+    for (name, rows) in [("mistral", 2 * 128), ("gemma3_text", 128 + 512)] {
+        let kind = planned_kinds().into_iter().find(|kind| kind["model_type"] == name);
+        let mut kind = kind.expect("a kind with a window of 6 tokens");
+        kind["head_dim"] = json!(64);
+        let mut models = [&Device::Cpu, &device].map(|device| random_on(device, DType::BF16, &kind));
+        let mut check = |tokens: usize, keep: usize| {
+            let [found, expected] = models.each_mut().map(|model| {
+                let begin = keep.min(model.cached_tokens());
+                assert_eq!(model.truncate_kv_cache(keep), begin);
+                let ids: Vec<u32> = (begin..begin + tokens).map(|index| (index * 7 % 96) as u32).collect();
+                let ids = Tensor::from_vec(ids, (1, tokens), model.device()).unwrap();
+                let logits = model.forward_last(&ids, begin).unwrap().to_dtype(DType::F32).unwrap();
+                logits.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+            });
+            let distance = distance(&found, &expected);
+            assert!(distance <= 2e-2, "{name}: {distance:.2e} behind {tokens} tokens");
+        };
+        for tokens in [50, 50, 26, 1, 1, 1, 1, 60, 1, 64, 1, 1, 1] {
+            check(tokens, usize::MAX);
+        }
+        // As guesses that were wrong.
+        check(3, 252);
+        check(1, 254);
+        assert_eq!(models[1].cache_size_in_bytes(), rows * 2 * 2 * 64 * 2);
+        // What windows have left behind is gone, and with it the text.
+        assert_eq!(models.each_mut().map(|model| model.truncate_kv_cache(100)), [0, 0]);
+    }
+}
+
 #[test]
 fn formats_that_a_device_has_no_cache_for() {
     let told = |keys, values, dtype| {

@@ -101,6 +101,7 @@ impl Run {
             dtype,
             cached: Cached::Numbers,
             capacity,
+            is_ring: false,
             positions: Positions::OnDevice(address(&positions)),
             window: case.window,
             is_chunked: case.is_chunked,
