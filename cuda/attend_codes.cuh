@@ -31,7 +31,8 @@ template <int D, int BITS> struct CodePlane {
     }
     static __device__ __forceinline__ half2 *groups_at(unsigned char *stage, int row) { return reinterpret_cast<half2 *>(stage + CODE_BYTES) + row * GROUPS; }
 
-    // Rows of a tile, which begins in a row of the cache, that are seen, but for the new one. Of others, scales and biases are zeros, and so are numbers.
+    // Rows of a tile, which begins in a row of the cache, that are seen, but for the new one. Of others, scales and biases are
+    // zeros, and so are numbers.
     __device__ __forceinline__ void copy(const AttendBlock &block, int tile, uint32_t first_row, unsigned char *stage, int g, int t) const {
         if (tile < block.end_tile) {
             auto is_seen = [&](uint32_t row) { return row >= block.first && row < block.position; };

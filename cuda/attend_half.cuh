@@ -66,7 +66,8 @@ template <int D_, bool BF16_> struct HalfRing : HalfTile<D_> {
         return this->stage(stage) + Tile::KEY_BYTES + (half * 8 + g) * Tile::VALUE_ROW + (chunk * 4 + t) * 16;
     }
 
-    // Row `half * 8 + g` of a tile, which begins in a row of the cache: there, if it is seen, else zeros; the new one in `new_rows`, if there are any.
+    // Row `half * 8 + g` of a tile, which begins in a row of the cache: there, if it is seen, else zeros; the new one in
+    // `new_rows`, if there are any.
     template <class To>
     __device__ __forceinline__ void copy(int tile, uint32_t first_row, const unsigned char *cache, const void *new_rows, To to) const {
         if (tile < block.end_tile)
@@ -245,7 +246,7 @@ template <class Ring> __device__ __forceinline__ void attend_tiles(const CqAtten
     unsigned char *const placed = memory + ATTEND_WARPS * Ring::warp_bytes(p);
     const Ring ring(p, block, memory + warp * Ring::warp_bytes(p), placed, lane);
     int next = block.first_tile + warp;
-    uint32_t row = block.rows.row_of(next * KEYS);  // where the next tile begins
+    uint32_t row = block.rows.row_of(uint32_t(next) * KEYS);  // where the next tile begins
     auto go_on = [&] { next += ATTEND_WARPS, row = block.rows.behind(row, ATTEND_WARPS * KEYS); };
     uint32_t stage = 0;
     for (; stage < p.stages && uint32_t(next + 1) * KEYS <= block.settled; ++stage, go_on()) {

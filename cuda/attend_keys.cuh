@@ -14,7 +14,7 @@ __device__ __forceinline__ uint32_t first_key_seen(uint32_t position, uint32_t w
 
 constexpr uint32_t NO_POSITION = 0xffffffffu;
 
-// In which rows of a cache positions are. Of a ring, fewer than twice as many as it has; tiles of keys have neighbouring rows.
+// The rows of positions in a cache: of those from the one in row 0 on, fewer than twice its capacity. Tiles do not go over the end.
 struct CacheRows {
     uint32_t capacity, in_row_0;
 

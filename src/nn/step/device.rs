@@ -12,7 +12,7 @@ use std::fmt;
 /// length.
 ///
 /// A step is a list of launches, five for most layers, six for layers of experts, in which no kernel of candle's is. The first one runs them one by one;
-/// they are then captured as a CUDA graph, which serves every position until a cache grows. Both give the same bits.
+/// they are then captured as a CUDA graph, which serves every position until a cache grows (of rings alone, tables of positions). Both give the same bits.
 /// `CANDLE_QUANT_GRAPH=eager` never captures them, `=on` makes it an error where that is not possible (else a warning),
 /// and `=off` refuses steps on devices altogether.
 ///

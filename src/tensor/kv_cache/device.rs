@@ -120,7 +120,8 @@ impl DeviceKvCache {
         })
     }
 
-    /// Whether so many tokens of each of `batch` sequences fit into the memory that is there.
+    /// Whether so many tokens of each of `batch` sequences fit into the memory that is there, if they come by the operations that the last
+    /// ones came by: [`append`](Self::append) keeps what is behind a window, too.
     pub fn has_room(&self, batch: usize, tokens: usize) -> bool {
         self.has_room_up_to(batch, self.len().saturating_add(tokens), tokens)
     }
@@ -134,8 +135,8 @@ impl DeviceKvCache {
     }
 
     /// The most rows of each head that are allocated for texts of so many tokens, `at_once` of which come at once, in a cache that
-    /// kernels read: those of a window, if there is one. Without such kernels it keeps all tokens: on a card with 64 KB of
-    /// shared memory for heads of 96 elements and more, if it is one of floats.
+    /// kernels read: those of a window, if there is one. A card without such kernels keeps all tokens of floats: of bf16 one of
+    /// compute capability 7.5, of f16 that one for heads of 128 elements and more.
     pub fn most_rows(config: &KvCacheConfig, tokens: usize, at_once: usize) -> usize {
         let all = DeviceRows::most(tokens);
         let is_read = Self::KERNEL_HEAD_DIMS.contains(&config.head_dim) && config.keys != KvFormat::F32;
@@ -157,19 +158,21 @@ impl DeviceKvCache {
 
     /// Forgets all tokens; the memory stays for the next ones.
     pub fn clear(&mut self) {
-        self.truncate(0);
+        let _is_always_possible = self.truncate(0);
     }
 
     /// Forgets the tokens from position `len` on. False if that is not possible, and then nothing has changed: the next token would
-    /// see some that a window has left behind.
+    /// see some that a window has left behind. 64 tokens may always be forgotten, and more where more came at once.
+    #[must_use = "if false, all tokens are still there"]
     pub fn truncate(&mut self, len: usize) -> bool {
-        let sequences = 0..self.lens().len();
+        let mut sequences = 0..self.lens().len();
         let is_possible = sequences.clone().all(|sequence| self.may_end(sequence, len));
-        is_possible && sequences.map(|sequence| self.truncate_sequence(sequence, len)).all(|is_done| is_done)
+        is_possible && sequences.all(|sequence| self.truncate_sequence(sequence, len))
     }
 
     /// Forgets the tokens of a sequence from position `len` on, so that another text may begin there. False, and nothing has changed, as
     /// for [`truncate`](Self::truncate).
+    #[must_use = "if false, all tokens are still there"]
     pub fn truncate_sequence(&mut self, sequence: usize, len: usize) -> bool {
         let is_possible = self.may_end(sequence, len);
         if is_possible {
@@ -239,7 +242,13 @@ impl DeviceKvCache {
     ) -> Result<DeviceRows> {
         let (count, tokens) = (sequences.map_or(places.len(), |_| self.lens().len()), k.dim(1)?);
         let last = places.iter().map(|place| place.position).max().unwrap_or_default();
-        Ok(self.room_on(k.device(), count, last.saturating_add(tokens), is_ring.then_some(tokens))?.0)
+        let (rows, _) =
+            self.room_on(k.device(), count, last.saturating_add(tokens), is_ring.then_some(tokens))?;
+        // Also if what comes then fails.
+        for place in places {
+            self.texts.overwrite(place.sequence, place.position.saturating_add(tokens), rows.capacity);
+        }
+        Ok(rows)
     }
 
     /// Appends `k` and `v` to floats.
@@ -358,7 +367,8 @@ impl DeviceKvCache {
                 DeviceRows::of(&self.config, batch, capacity, device)?
             }
         };
-        rows.is_ring = self.config.window.is_some() && at_once.is_some();
+        let is_large_enough = |window| capacity >= ring_rows(window, 1);
+        rows.is_ring = at_once.is_some() && self.config.window.is_some_and(is_large_enough);
         self.rows = Some(rows.clone());
         Ok((rows, self.settled))
     }

@@ -12,10 +12,10 @@ const STEP: usize = 256;
 /// be taken back.
 const RING_STEP: usize = 64;
 
-/// Keys and values of so many rows of each head of each sequence, of which that of a position is what is left of it divided by how many
-/// there are: one part after the other, each `[B, kv_heads, capacity]` of
-/// what a row has of it. A cache of floats has keys and values; one of codes has those of keys, those of values, then scales and
-/// biases of keys, of values, each group's one behind the other in f16 (`cuda/kv_codes.cuh`).
+/// Keys and values of so many rows of each head of each sequence; the row of a position is what is left of it divided by how many
+/// there are. One part lies behind the other, each `[B, kv_heads, capacity]` of what a row has of it. A cache of floats has keys and
+/// values; one of codes has those of keys, those of values, then scales and biases of keys, of values, each group's one behind the
+/// other in f16 (`cuda/kv_codes.cuh`).
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceRows {
     /// Floats `[2, B, kv_heads, capacity, head_dim]`, or bytes.

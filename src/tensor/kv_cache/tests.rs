@@ -180,8 +180,7 @@ fn a_cache_on_a_device_grows_and_keeps_what_is_there() {
         assert_eq!((cache.len(), cache.size_in_bytes()), (len, 2 * 2 * capacity * 8 * 4));
         assert!(capacity <= DeviceKvCache::most_rows(&config, len, len) as u64);
     }
-    cache.truncate(300);
-    cache.truncate(400);
+    assert!(cache.truncate(300) && cache.truncate(400));
     assert_eq!((cache.len(), cache.is_empty()), (300, false));
     check(cache.append(&rows(300..302, 0.), &rows(300..302, 0.5)).unwrap(), 302);
 

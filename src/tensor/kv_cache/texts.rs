@@ -39,8 +39,15 @@ impl Texts {
 
     /// A sequence has got tokens up to a position, in so many rows.
     pub(super) fn extend(&mut self, sequence: usize, end: usize, capacity: usize) {
-        if let (Some(len), Some(first)) = (self.lens.get_mut(sequence), self.firsts.get_mut(sequence)) {
+        self.overwrite(sequence, end, capacity);
+        if let Some(len) = self.lens.get_mut(sequence) {
             *len = end;
+        }
+    }
+
+    /// The rows of a sequence's positions up to one are no longer those of what was there a whole turn before.
+    pub(super) fn overwrite(&mut self, sequence: usize, end: usize, capacity: usize) {
+        if let Some(first) = self.firsts.get_mut(sequence) {
             *first = end.saturating_sub(capacity).max(*first);
         }
     }

@@ -38,7 +38,7 @@ use pinned::Pinned;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-/// The launches of a plan, made anew when its caches have got other memory.
+/// The launches of a plan, made anew when its caches have got other memory, or tables of turns have no more rows.
 pub(crate) struct StepLaunches {
     plan: Arc<Plan>,
     device: CudaDevice,
