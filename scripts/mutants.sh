@@ -3,6 +3,7 @@
 # fail with it, and to pass without.
 #
 #   scripts/mutants.sh [--sample | NAME ...]      all, a sample of each kind, or those of testing/mutants/NAME.patch
+#   scripts/mutants.sh --check                    only whether all apply, also those in machine code (testing/sass/planted)
 #
 # --sample is for after scripts/test-cuda.sh: that tests pass without the bug is not shown again, only that there are some.
 #
@@ -176,8 +177,11 @@ for mutant in testing/mutants/*.patch; do
   for line in Bug Tests; do
     [ -n "$(field "$mutant" $line)" ] || { echo "$mutant: expected a line '$line: ..' at its head" >&2 && exit 1; }
   done
+done
+for mutant in testing/mutants/*.patch testing/sass/planted/*.patch; do
   patch --quiet --dry-run --fuzz=0 -p1 <"$mutant" || { echo "$mutant does not apply any more" >&2 && exit 1; }
 done
+[ "${1-}" != --check ] || exit 0
 
 build "$work/without" || { cat "$work/without/build.log" >&2 && exit 1; }
 tests=$work/without
