@@ -307,7 +307,9 @@ typedef struct CqRoute {
     const void *weight;      /* [experts, hidden] of weight_dtype: makes logits */
     const float *bias;       /* [experts]; may be null */
     const float *correction; /* [experts], added to scores for the choice; may be null */
-    float *logits;           /* [tokens, experts] */
+    const void *shared_gate; /* [hidden] of shared_gate_dtype: makes a logit of its own, whose sigmoid is what `shared` counts; may be null */
+    void *shared;            /* [tokens, shared_width] of dtype: multiplied by that; used if there is one */
+    float *logits;           /* [tokens, experts], or behind those of a token the one of `shared` */
     uint32_t *arrivals;      /* [tokens], zero before and after */
     uint32_t *ids;           /* [tokens, top_k], the largest score first */
     float *shares;           /* [tokens, top_k], how much each counts */
@@ -323,6 +325,10 @@ typedef struct CqRoute {
     float eps;               /* added to the mean square */
     uint32_t dtype;
     uint32_t weight_dtype;
+    uint32_t shared_width;
+    uint32_t shared_gate_dtype;
+    float shared_bias;       /* added to the logit of `shared` */
+    uint32_t unused;
 } CqRoute;
 
 /* What a norm of heads makes of each. */

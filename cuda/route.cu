@@ -1,7 +1,8 @@
 // route: which experts a token uses, and how much each counts (CqRoute). 256 threads.
 //
 // A block makes the logits of two experts, four warps each, which divide the row; every block finds the length of the row by
-// itself, and writes a part of what the row becomes. One warp of the last block to arrive chooses.
+// itself, and writes a part of what the row becomes. One warp of the last block to arrive chooses; the others multiply what the
+// shared expert has inside by how much it counts, which is one more logit.
 #include "parts.cuh"
 
 namespace {
@@ -13,9 +14,15 @@ constexpr uint32_t STRIDE = WARPS_OF_EXPERT * 32;  // of the numbers of a thread
 constexpr uint32_t BATCH = 8;                      // of them that are on their way at once
 constexpr uint32_t TAKEN = 0, NO_EXPERT = 0xffffffffu;
 
+__device__ __forceinline__ bool has_shared(const CqRoute &p) { return p.shared_gate; }
+
+__device__ __forceinline__ uint32_t logits_of_token(const CqRoute &p) { return p.experts + has_shared(p); }
+
 // The product of a thread's numbers of the row with those of its expert, and their squares.
 template <uint32_t DTYPE, uint32_t WEIGHT> __device__ __forceinline__ void product(const CqRoute &p, uint32_t expert, float &sum, float &squares) {
-    const size_t row = size_t(blockIdx.y) * p.hidden, of_expert = size_t(expert) * p.hidden;
+    const bool is_shared = expert == p.experts;
+    const void *const weights = is_shared ? p.shared_gate : p.weight;
+    const size_t row = size_t(blockIdx.y) * p.hidden, of_expert = is_shared ? 0 : size_t(expert) * p.hidden;
 #pragma unroll 1
     for (uint32_t first = threadIdx.x % STRIDE; first < p.hidden; first += BATCH * STRIDE) {
         float x[BATCH], weight[BATCH], norm[BATCH];
@@ -24,7 +31,7 @@ template <uint32_t DTYPE, uint32_t WEIGHT> __device__ __forceinline__ void produ
             // What lies behind the row is loaded as its last number: a branch would wait for the loads before it.
             const uint32_t i = min(first + n * STRIDE, p.hidden - 1);
             x[n] = load_float(p.x, row + i, DTYPE);
-            weight[n] = load_float(p.weight, of_expert + i, WEIGHT);
+            weight[n] = load_float(weights, of_expert + i, WEIGHT);
             norm[n] = p.norm ? p.norm[i] : 1.f;
         }
 #pragma unroll
@@ -37,9 +44,10 @@ template <uint32_t DTYPE, uint32_t WEIGHT> __device__ __forceinline__ void produ
 }
 
 template <uint32_t DTYPE> __device__ __forceinline__ void product_of(const CqRoute &p, uint32_t expert, float &sum, float &squares) {
-    if (p.weight_dtype == CQ_F32)
+    const uint32_t dtype = expert == p.experts ? p.shared_gate_dtype : p.weight_dtype;
+    if (dtype == CQ_F32)
         product<DTYPE, CQ_F32>(p, expert, sum, squares);
-    else if (p.weight_dtype == CQ_F16)
+    else if (dtype == CQ_F16)
         product<DTYPE, CQ_F16>(p, expert, sum, squares);
     else
         product<DTYPE, CQ_BF16>(p, expert, sum, squares);
@@ -98,7 +106,7 @@ __device__ __forceinline__ void choose(const CqRoute &p, float *scores, uint32_t
     uint32_t *keys = reinterpret_cast<uint32_t *>(scores + p.experts), *chosen = keys + p.experts;
     float top = -INFINITY;
     for (uint32_t i = lane; i < p.experts; i += 32) {
-        scores[i] = load_again(p.logits + token * p.experts + i);
+        scores[i] = load_again(p.logits + token * logits_of_token(p) + i);
         top = fmaxf(top, scores[i]);
     }
     top = largest_of_warp(top);
@@ -136,6 +144,16 @@ __device__ __forceinline__ void choose(const CqRoute &p, float *scores, uint32_t
     }
 }
 
+// All warps but the first.
+__device__ __forceinline__ void weigh_shared(const CqRoute &p) {
+    const size_t token = blockIdx.y;
+    const float share = 1.f / (1.f + expf(-load_again(p.logits + token * logits_of_token(p) + p.experts)));
+    for (uint32_t i = threadIdx.x - 32; i < p.shared_width; i += THREADS - 32) {
+        const size_t at = token * p.shared_width + i;
+        store_float(p.shared, at, p.dtype, load_float(p.shared, at, p.dtype) * share);
+    }
+}
+
 __device__ __forceinline__ void route_token(const CqRoute &p) {
     CQ_DYNAMIC_SHARED(memory);
     float *shared = reinterpret_cast<float *>(memory);
@@ -144,7 +162,7 @@ __device__ __forceinline__ void route_token(const CqRoute &p) {
     wait_for_earlier_kernels();
     let_next_kernel_start();
     float sum = 0, squares = 0;
-    const uint32_t read = min(expert, p.experts - 1);
+    const uint32_t logits = logits_of_token(p), read = min(expert, logits - 1);
     if (p.dtype == CQ_F32)
         product_of<CQ_F32>(p, read, sum, squares);
     else if (p.dtype == CQ_F16)
@@ -158,11 +176,12 @@ __device__ __forceinline__ void route_token(const CqRoute &p) {
 #pragma unroll
     for (int w = 0; w < WARPS_OF_EXPERT; ++w) length += shared[WARPS + w];
     const float scale = p.norm ? 1.f / sqrtf(length / float(p.hidden) + p.eps) : 1.f;
-    if (threadIdx.x % STRIDE == 0 && expert < p.experts) {
+    if (threadIdx.x % STRIDE == 0 && expert < logits) {
         float logit = 0;
 #pragma unroll
         for (int w = 0; w < WARPS_OF_EXPERT; ++w) logit += shared[warp + w];
-        p.logits[size_t(blockIdx.y) * p.experts + expert] = __fadd_rn(logit * scale, p.bias ? p.bias[expert] : -0.f);
+        const float bias = expert == p.experts ? p.shared_bias : p.bias ? p.bias[expert] : -0.f;
+        p.logits[size_t(blockIdx.y) * logits + expert] = __fadd_rn(logit * scale, bias);
     }
     if (p.norm)
         for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < p.hidden; i += gridDim.x * THREADS) {
@@ -170,7 +189,11 @@ __device__ __forceinline__ void route_token(const CqRoute &p) {
             store_float(p.normed, at, p.dtype, load_float(p.x, at, p.dtype) * scale * p.norm[i]);
         }
     // The first word is the flag of `last_of_parts`, which not all threads may have seen yet.
-    if (last_of_parts(p.arrivals + blockIdx.y, gridDim.x) && warp == 0) choose(p, shared + 1, lane);
+    if (!last_of_parts(p.arrivals + blockIdx.y, gridDim.x)) return;
+    if (warp == 0)
+        choose(p, shared + 1, lane);
+    else if (has_shared(p))
+        weigh_shared(p);
 }
 
 }  // namespace

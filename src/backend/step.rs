@@ -144,7 +144,7 @@ pub(crate) struct StackProjection {
     pub(crate) k: usize,
 }
 
-/// What makes logits of experts.
+/// What makes logits: of experts, or how much a shared one counts.
 #[derive(Debug)]
 pub(crate) enum Router {
     Packed(Projection),
@@ -166,6 +166,15 @@ pub(crate) enum ExpertGating {
     },
 }
 
+/// How much the expert counts that all tokens use: what the node before has left in `inner` is multiplied by the sigmoid of one
+/// logit of norm(hidden).
+#[derive(Debug)]
+pub(crate) struct SharedGate {
+    pub(crate) router: Router,
+    /// Numbers of a row of `inner`.
+    pub(crate) width: usize,
+}
+
 /// A block of experts.
 #[derive(Debug)]
 pub(crate) struct ExpertBlock {
@@ -174,6 +183,7 @@ pub(crate) struct ExpertBlock {
     pub(crate) routing: Routing,
     /// Whether what an expert counts multiplies what it sees, instead of what it makes of that.
     pub(crate) weighs_inputs: bool,
+    pub(crate) shared_gate: Option<SharedGate>,
     pub(crate) gate: StackProjection,
     pub(crate) up: StackProjection,
     pub(crate) gating: ExpertGating,
@@ -203,7 +213,7 @@ pub(crate) enum Node {
     Inner { norm: Option<Norm>, gate: Option<Projection>, up: Projection, activation: Activation },
     /// hidden += what becomes of the projection of inner.
     AddInner(Projection, Out),
-    /// hidden += what becomes of the sum of what the chosen experts make of norm(hidden).
+    /// hidden += what becomes of the sum of what the chosen experts make of norm(hidden); inner may be multiplied.
     Experts(Box<ExpertBlock>),
     /// logits = scale * projection of norm(hidden), of the rows that are asked for; ended by `softcap` as in [`Heads`].
     Logits {

@@ -17,6 +17,13 @@ use candle_quant::{DeviceKvCache, Embedding, KvCache, Linear, QuantFormat, Quant
 const VOCABULARY: usize = 48;
 
 #[derive(Clone, Copy)]
+enum Gate {
+    Packed,
+    /// With a bias.
+    Dense,
+}
+
+#[derive(Clone, Copy)]
 struct Kind {
     hidden: usize,
     inner: usize,
@@ -36,6 +43,8 @@ struct Kind {
     normalize: bool,
     weighs_inputs: bool,
     shared: bool,
+    /// What makes the logit that says how much the shared expert counts.
+    shared_gate: Option<Gate>,
     /// Norms with a mean, and one behind the block.
     layer_norms: bool,
 }
@@ -59,6 +68,7 @@ fn plain() -> Kind {
         normalize: true,
         weighs_inputs: false,
         shared: false,
+        shared_gate: None,
         layer_norms: false,
     }
 }
@@ -108,6 +118,16 @@ fn kinds() -> Vec<(&'static str, Kind)> {
                 shared: true,
                 ..plain()
             },
+        ),
+        // The last block of the router has an expert and the gate, or the gate alone.
+        ("a packed gate", Kind { shared: true, shared_gate: Some(Gate::Packed), ..plain() }),
+        (
+            "a dense gate",
+            Kind { shared: true, shared_gate: Some(Gate::Dense), hidden: 64, experts: 6, ..plain() },
+        ),
+        (
+            "a packed gate beside a dense router",
+            Kind { shared: true, shared_gate: Some(Gate::Packed), inner: 640, experts: 10, ..sigmoid },
         ),
         (
             "all experts",
@@ -179,6 +199,13 @@ fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
         let experts = Experts::new(gate, up, stack(hidden, inner, seed + 50), kind.gating).unwrap();
         let shared = [(inner, hidden, 60), (inner, hidden, 61), (hidden, inner, 62)];
         let [gate, up, down] = shared.map(|(n, k, of)| linear(n, k, seed + of));
+        let gate_of_shared = kind.shared_gate.map(|gate| match gate {
+            Gate::Packed => linear(1, hidden, seed + 70),
+            Gate::Dense => {
+                let bias = numbers(&[1], seed + 71, 0.5);
+                Linear::new(numbers(&[1, hidden], seed + 70, 0.2), Some(bias))
+            }
+        });
         let behind = kind.layer_norms.then_some(norm);
         plan.experts(ExpertsBlock {
             norm: Some(norm),
@@ -189,6 +216,7 @@ fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
             scale: 1.4,
             weighs_inputs: kind.weighs_inputs,
             shared: kind.shared.then(|| FeedForwardBlock::new(Some(&gate), &up, &down)),
+            shared_gate: gate_of_shared.as_ref(),
             out: BlockOutput { norm: behind, scale: 0.7, ..Default::default() },
             ..ExpertsBlock::new(&router, kind.top_k, &experts)
         })

@@ -153,8 +153,7 @@ impl Layer {
                 }
             }
             (FeedForward::Sparse(experts), false) => {
-                let what = "a rank's part of experts, or a shared expert with a gate";
-                let experts = experts.block().ok_or_else(|| unplanned(what))?;
+                let experts = experts.block().ok_or_else(|| unplanned("a rank's part of experts"))?;
                 plan.attention(attention)?;
                 let out = self.mlp_out.of_step(experts.out)?;
                 plan.experts(ExpertsBlock { norm, out, ..experts })

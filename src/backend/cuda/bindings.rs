@@ -478,6 +478,8 @@ pub struct CqRoute {
     pub weight: *const ::core::ffi::c_void,
     pub bias: *const f32,
     pub correction: *const f32,
+    pub shared_gate: *const ::core::ffi::c_void,
+    pub shared: *mut ::core::ffi::c_void,
     pub logits: *mut f32,
     pub arrivals: *mut u32,
     pub ids: *mut u32,
@@ -494,10 +496,14 @@ pub struct CqRoute {
     pub eps: f32,
     pub dtype: u32,
     pub weight_dtype: u32,
+    pub shared_width: u32,
+    pub shared_gate_dtype: u32,
+    pub shared_bias: f32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqRoute"][::core::mem::size_of::<CqRoute>() - 128usize];
+    ["Size of CqRoute"][::core::mem::size_of::<CqRoute>() - 160usize];
     ["Alignment of CqRoute"][::core::mem::align_of::<CqRoute>() - 8usize];
     ["Offset of field: CqRoute::x"][::core::mem::offset_of!(CqRoute, x) - 0usize];
     ["Offset of field: CqRoute::norm"][::core::mem::offset_of!(CqRoute, norm) - 8usize];
@@ -505,22 +511,29 @@ const _: () = {
     ["Offset of field: CqRoute::weight"][::core::mem::offset_of!(CqRoute, weight) - 24usize];
     ["Offset of field: CqRoute::bias"][::core::mem::offset_of!(CqRoute, bias) - 32usize];
     ["Offset of field: CqRoute::correction"][::core::mem::offset_of!(CqRoute, correction) - 40usize];
-    ["Offset of field: CqRoute::logits"][::core::mem::offset_of!(CqRoute, logits) - 48usize];
-    ["Offset of field: CqRoute::arrivals"][::core::mem::offset_of!(CqRoute, arrivals) - 56usize];
-    ["Offset of field: CqRoute::ids"][::core::mem::offset_of!(CqRoute, ids) - 64usize];
-    ["Offset of field: CqRoute::shares"][::core::mem::offset_of!(CqRoute, shares) - 72usize];
-    ["Offset of field: CqRoute::hidden"][::core::mem::offset_of!(CqRoute, hidden) - 80usize];
-    ["Offset of field: CqRoute::experts"][::core::mem::offset_of!(CqRoute, experts) - 84usize];
-    ["Offset of field: CqRoute::top_k"][::core::mem::offset_of!(CqRoute, top_k) - 88usize];
-    ["Offset of field: CqRoute::groups"][::core::mem::offset_of!(CqRoute, groups) - 92usize];
-    ["Offset of field: CqRoute::chosen_groups"][::core::mem::offset_of!(CqRoute, chosen_groups) - 96usize];
-    ["Offset of field: CqRoute::summed"][::core::mem::offset_of!(CqRoute, summed) - 100usize];
-    ["Offset of field: CqRoute::sigmoid"][::core::mem::offset_of!(CqRoute, sigmoid) - 104usize];
-    ["Offset of field: CqRoute::normalize"][::core::mem::offset_of!(CqRoute, normalize) - 108usize];
-    ["Offset of field: CqRoute::scale"][::core::mem::offset_of!(CqRoute, scale) - 112usize];
-    ["Offset of field: CqRoute::eps"][::core::mem::offset_of!(CqRoute, eps) - 116usize];
-    ["Offset of field: CqRoute::dtype"][::core::mem::offset_of!(CqRoute, dtype) - 120usize];
-    ["Offset of field: CqRoute::weight_dtype"][::core::mem::offset_of!(CqRoute, weight_dtype) - 124usize];
+    ["Offset of field: CqRoute::shared_gate"][::core::mem::offset_of!(CqRoute, shared_gate) - 48usize];
+    ["Offset of field: CqRoute::shared"][::core::mem::offset_of!(CqRoute, shared) - 56usize];
+    ["Offset of field: CqRoute::logits"][::core::mem::offset_of!(CqRoute, logits) - 64usize];
+    ["Offset of field: CqRoute::arrivals"][::core::mem::offset_of!(CqRoute, arrivals) - 72usize];
+    ["Offset of field: CqRoute::ids"][::core::mem::offset_of!(CqRoute, ids) - 80usize];
+    ["Offset of field: CqRoute::shares"][::core::mem::offset_of!(CqRoute, shares) - 88usize];
+    ["Offset of field: CqRoute::hidden"][::core::mem::offset_of!(CqRoute, hidden) - 96usize];
+    ["Offset of field: CqRoute::experts"][::core::mem::offset_of!(CqRoute, experts) - 100usize];
+    ["Offset of field: CqRoute::top_k"][::core::mem::offset_of!(CqRoute, top_k) - 104usize];
+    ["Offset of field: CqRoute::groups"][::core::mem::offset_of!(CqRoute, groups) - 108usize];
+    ["Offset of field: CqRoute::chosen_groups"][::core::mem::offset_of!(CqRoute, chosen_groups) - 112usize];
+    ["Offset of field: CqRoute::summed"][::core::mem::offset_of!(CqRoute, summed) - 116usize];
+    ["Offset of field: CqRoute::sigmoid"][::core::mem::offset_of!(CqRoute, sigmoid) - 120usize];
+    ["Offset of field: CqRoute::normalize"][::core::mem::offset_of!(CqRoute, normalize) - 124usize];
+    ["Offset of field: CqRoute::scale"][::core::mem::offset_of!(CqRoute, scale) - 128usize];
+    ["Offset of field: CqRoute::eps"][::core::mem::offset_of!(CqRoute, eps) - 132usize];
+    ["Offset of field: CqRoute::dtype"][::core::mem::offset_of!(CqRoute, dtype) - 136usize];
+    ["Offset of field: CqRoute::weight_dtype"][::core::mem::offset_of!(CqRoute, weight_dtype) - 140usize];
+    ["Offset of field: CqRoute::shared_width"][::core::mem::offset_of!(CqRoute, shared_width) - 144usize];
+    ["Offset of field: CqRoute::shared_gate_dtype"]
+        [::core::mem::offset_of!(CqRoute, shared_gate_dtype) - 148usize];
+    ["Offset of field: CqRoute::shared_bias"][::core::mem::offset_of!(CqRoute, shared_bias) - 152usize];
+    ["Offset of field: CqRoute::unused"][::core::mem::offset_of!(CqRoute, unused) - 156usize];
 };
 pub const CQ_HEADS_AS_THEY_ARE: CqHeadNormKind = 0;
 pub const CQ_HEADS_RMS: CqHeadNormKind = 1;

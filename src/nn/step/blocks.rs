@@ -193,6 +193,8 @@ pub struct ExpertsBlock<'a> {
     pub experts: &'a Experts,
     /// An expert that all tokens use, between the norm of the block and its output: it has none of its own.
     pub shared: Option<FeedForwardBlock<'a>>,
+    /// Hidden state to a logit, `[1, hidden]`, packed or dense: what the shared expert makes is multiplied by its sigmoid.
+    pub shared_gate: Option<&'a Linear>,
     /// What becomes of the output.
     pub out: BlockOutput<'a>,
 }
@@ -212,6 +214,7 @@ impl<'a> ExpertsBlock<'a> {
             weighs_inputs: false,
             experts,
             shared: None,
+            shared_gate: None,
             out: BlockOutput::default(),
         }
     }

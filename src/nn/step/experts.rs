@@ -3,7 +3,7 @@
 use super::checked::{check_rows, expert_gating, factor, norm, numbers, stack, unsupported};
 use super::{BlockOutput, ExpertsBlock, FeedForwardBlock, PartialSum, StepBuilder};
 use crate::backend::routing::Routing;
-use crate::backend::step::{ExpertBlock, Node, Router};
+use crate::backend::step::{ExpertBlock, Node, Router, SharedGate};
 use crate::tensor::LayerWeight;
 use crate::{Error, Linear, Result};
 use candle_core::DType;
@@ -21,20 +21,39 @@ impl StepBuilder {
                 return Err(unsupported("shared expert", found));
             }
         }
-        let experts = Node::Experts(Box::new(self.expert_block(&block)?));
-        let Some(shared) = block.shared else {
-            self.plan.nodes.push(experts);
-            return Ok(());
+        match block.shared {
+            None if block.shared_gate.is_some() => {
+                return Err(Error::mismatch("shared expert", "one, as there is a gate of it", "none"));
+            }
+            // The gate multiplies what the last projection sees.
+            Some(FeedForwardBlock { down_proj, out, .. })
+                if block.shared_gate.is_some()
+                    && (down_proj.bias().is_some() || out.sum.is_some_and(|sum| sum.bias.is_some())) =>
+            {
+                return Err(unsupported("shared expert", "with a gate, and a bias behind it"));
+            }
+            _ => {}
+        }
+        let shared = block.shared.map(|shared| {
+            let out = BlockOutput { sum: shared.out.sum, ..block.out };
+            self.feed_forward_nodes(FeedForwardBlock { norm: block.norm, out, ..shared })
+        });
+        let shared = shared.transpose()?;
+        let width = match &shared {
+            Some([Node::Inner { up, .. }, _]) => up.rows,
+            _ => 0,
         };
-        let out = BlockOutput { sum: shared.out.sum, ..block.out };
-        let [inner, add_inner] =
-            self.feed_forward_nodes(FeedForwardBlock { norm: block.norm, out, ..shared })?;
-        // Both see what the block is given.
-        self.plan.nodes.extend([inner, experts, add_inner]);
+        let experts = Node::Experts(Box::new(self.expert_block(&block, width)?));
+        match shared {
+            None => self.plan.nodes.push(experts),
+            // Both see what the block is given.
+            Some([inner, add_inner]) => self.plan.nodes.extend([inner, experts, add_inner]),
+        }
         Ok(())
     }
 
-    fn expert_block(&mut self, block: &ExpertsBlock) -> Result<ExpertBlock> {
+    /// `width`: elements inside the shared expert.
+    fn expert_block(&mut self, block: &ExpertsBlock, width: usize) -> Result<ExpertBlock> {
         let hidden = self.plan.hidden;
         let Some(([gate, up, down], gating)) = block.experts.projections() else {
             return Err(unsupported("experts", "of which a rank has a part"));
@@ -59,14 +78,22 @@ impl StepBuilder {
             self.part_of(rank)?;
             bias.map_or(Ok(()), |_| Err(unsupported("sum of experts", "with a bias")))?;
         }
+        let gate_of = |gate| {
+            Ok::<_, Error>(SharedGate {
+                router: self.router("gate of the shared expert", gate, (1, hidden))?,
+                width,
+            })
+        };
+        let shared_gate = block.shared_gate.map(gate_of).transpose()?;
         let device = self.device.clone();
         let of_up = stack("up projections of experts", up, (experts, None, hidden), &device)?;
         let inner = of_up.rows;
         let block = ExpertBlock {
             norm: norm("norm before experts", block.norm, hidden)?,
-            router: self.router(block.router, (experts, hidden))?,
+            router: self.router("router", block.router, (experts, hidden))?,
             routing,
             weighs_inputs: block.weighs_inputs,
+            shared_gate,
             gate: stack("gate projections of experts", gate, (experts, Some(inner), hidden), &device)?,
             up: of_up,
             gating: expert_gating(gating)?,
@@ -78,8 +105,7 @@ impl StepBuilder {
     }
 
     /// What is packed stays so on the CPU; elsewhere a kernel of its own takes dense routers, which are small.
-    fn router(&mut self, router: &Linear, (experts, hidden): (usize, usize)) -> Result<Router> {
-        let what = "router";
+    fn router(&mut self, what: &str, router: &Linear, (experts, hidden): (usize, usize)) -> Result<Router> {
         if self.device.is_cpu() && matches!(router.weight(), LayerWeight::Quantized(_)) {
             let projection = self.projection(what, router, hidden)?;
             check_rows(what, &projection, experts)?;
@@ -185,6 +211,18 @@ mod tests {
         let out = BlockOutput { norm: Some((&norm).into()), ..Default::default() };
         refused(ExpertsBlock { shared: Some(shared), out, ..plain }, "behind the block");
         builder().0.experts(ExpertsBlock { shared: Some(shared), ..plain }).unwrap();
+
+        let [one, two] = [1, 2].map(|rows| Linear::new(dense(&[rows, HIDDEN]), None));
+        refused(ExpertsBlock { shared_gate: Some(&one), ..plain }, "one, as there is a gate of it");
+        let gated = ExpertsBlock { shared: Some(shared), shared_gate: Some(&one), ..plain };
+        refused(
+            ExpertsBlock { shared_gate: Some(&two), ..gated },
+            "gate of the shared expert: expected [1, 64]",
+        );
+        let biased = Linear::from_quant(packed(&[HIDDEN, 32]), Some(dense(&[HIDDEN])));
+        let shared = Some(FeedForwardBlock::new(Some(&gate), &up, &biased));
+        refused(ExpertsBlock { shared, ..gated }, "with a gate, and a bias behind it");
+        builder().0.experts(gated).unwrap();
     }
 
     /// A plan does not compute adapters of experts: whoever runs it is told.

@@ -89,6 +89,8 @@ fn planned_kinds() -> Vec<Value> {
             "intermediate_size": 64, "interleave_moe_layer_step": 1, "attention_chunk_size": 6}),
         json!({"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2}),
         json!({"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 2}),
+        json!({"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 128}),
         json!({"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
         json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}),
         json!({"model_type": "stablelm", "partial_rotary_factor": 0.25, "qk_layernorm": true,
@@ -140,13 +142,7 @@ fn a_plan_computes_what_the_layers_compute() {
 
 #[test]
 fn what_a_plan_does_not_have_runs_layer_by_layer() {
-    for changes in [
-        json!({"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
-            "shared_expert_intermediate_size": 64}),
-        json!({"hidden_act": "mish"}),
-    ] {
-        assert!(random(&changes).plan.is_none(), "{changes}");
-    }
+    assert!(random(&json!({"hidden_act": "mish"})).plan.is_none());
 }
 
 #[test]

@@ -167,15 +167,14 @@ impl SparseMlp {
 
     /// The block between its norms, if it is of a kind that plans have.
     pub fn block(&self) -> Option<ExpertsBlock<'_>> {
-        let shared = match (&self.shared, &self.shared_gate) {
-            (None, _) => None,
-            (Some(shared), None) => Some(shared.block()?),
-            // What the shared expert counts is another number for each token.
-            (Some(_), Some(_)) => return None,
+        let shared = match &self.shared {
+            None => None,
+            Some(shared) => Some(shared.block()?),
         };
         let (experts, sum) = self.experts.part()?;
         let block = self.router.of_step(experts);
-        Some(ExpertsBlock { shared, out: BlockOutput { sum, ..block.out }, ..block })
+        let (shared_gate, out) = (self.shared_gate.as_ref(), BlockOutput { sum, ..block.out });
+        Some(ExpertsBlock { shared, shared_gate, out, ..block })
     }
 
     pub fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {

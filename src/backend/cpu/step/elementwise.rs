@@ -134,6 +134,14 @@ pub(super) fn join(gating: ExpertGating, gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// Multiplies each row of `x` by the sigmoid of its logit.
+pub(super) fn weigh(x: &mut [f32], width: usize, logits: &[f32]) {
+    for (row, logit) in x.chunks_exact_mut(width.max(1)).zip(logits) {
+        let share = 1. / (1. + exp(-logit));
+        row.iter_mut().for_each(|x| *x *= share);
+    }
+}
+
 /// `scale * x`, ended by `softcap * tanh(x / softcap)` if there is one.
 pub(super) fn scale_and_cap(x: &mut [f32], scale: f32, softcap: Option<f32>) {
     if scale != 1. {

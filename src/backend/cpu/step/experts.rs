@@ -1,16 +1,16 @@
-//! Experts in a step: logits of the router, what the chosen experts make of a row, the sum of that.
+//! Experts in a step: logits of the router, what the chosen experts make of a row, the sum of that, how much a shared one counts.
 //!
 //! Rows are gathered by expert. Of few, threads share out the outputs of all experts, each a block; of many, the experts.
 
 use super::super::dispatch::dense_columns;
 use super::super::tasks;
 use super::super::team::{Cursor, Failure, Member};
-use super::elementwise::join;
+use super::elementwise::{join, weigh};
 use super::few::{scatter, take_blocks, Cursors, Step, BLOCK};
 use super::many::{add, normed, OperandOfMany, AT_ONCE, ROWS};
 use super::operand::Operand;
 use crate::backend::contiguous;
-use crate::backend::step::{ExpertBlock, Router, StackProjection, Updates};
+use crate::backend::step::{ExpertBlock, Router, SharedGate, StackProjection, Updates};
 use candle_core::{bail, Result, Storage, Tensor};
 use std::ops::Range;
 
@@ -88,7 +88,7 @@ impl Step<'_> {
         let (rows, hidden, experts) = (self.input.tokens.len(), self.plan.hidden, block.routing.experts);
         let [of_logits, of_inner, projected, normalized] = cursors;
         let x = self.normed(block.norm.as_ref(), None);
-        self.logits_of_experts(block, &x, member, of_logits)?;
+        self.logits_of_block(block, &x, member, of_logits)?;
         member.wait()?;
         // Each member chooses for itself: to wait for what another one has chosen would take as long.
         let mut logits = vec![0.; rows * experts];
@@ -115,28 +115,49 @@ impl Step<'_> {
         })
     }
 
-    /// The router's logits of x, all rows normalized.
-    fn logits_of_experts(&self, block: &ExpertBlock, x: &[f32], member: &Member, cursor: &Cursor) -> Done {
+    /// The router's logits of x, all rows normalized; and what the shared expert counts, if it has a gate.
+    fn logits_of_block(&self, block: &ExpertBlock, x: &[f32], member: &Member, cursor: &Cursor) -> Done {
         let (rows, experts) = (self.input.tokens.len(), block.routing.experts);
         let (blocks, to) = (experts.div_ceil(BLOCK), &self.buffers.logits_of_experts);
         let mut operand = None;
-        while let Some(taken) = take_blocks(cursor, (blocks, self.plan.hidden), member) {
+        let all = blocks + usize::from(block.shared_gate.is_some());
+        while let Some(taken) = take_blocks(cursor, (all, self.plan.hidden), member) {
             let range = taken.start * BLOCK..experts.min(taken.end * BLOCK);
-            match &block.router {
-                Router::Packed(projection) => {
-                    let operand = operand.get_or_insert_with(|| self.operand(x.to_vec(), rows));
-                    let logits = operand.multiply(projection, range.start, range.len())?;
-                    scatter(&logits, rows, |row, logits| to.write(row * experts + range.start, logits));
+            if !range.is_empty() {
+                let logits = self.logits(&block.router, (x, rows), &mut operand, range.clone())?;
+                for (row, logits) in logits.chunks_exact(range.len()).enumerate() {
+                    to.write(row * experts + range.start, logits);
                 }
-                Router::Dense { weight, bias } => {
-                    let logits = logits_of_dense((weight, bias.as_deref()), x, range.clone())?;
-                    for (row, logits) in logits.chunks_exact(range.len()).enumerate() {
-                        to.write(row * experts + range.start, logits);
-                    }
-                }
+            }
+            if let Some(gate) = block.shared_gate.as_ref().filter(|_| taken.end > blocks) {
+                let logits = self.logits(&gate.router, (x, rows), &mut operand, 0..1)?;
+                let mut inner = vec![0.; rows * gate.width];
+                self.buffers.inner.read(0, &mut inner);
+                weigh(&mut inner, gate.width, &logits);
+                self.buffers.inner.write(0, &inner);
             }
         }
         Ok(())
+    }
+
+    /// Some logits `[rows of x, logits]` of a router.
+    fn logits<'s>(
+        &'s self,
+        router: &'s Router,
+        (x, rows): (&[f32], usize),
+        operand: &mut Option<Operand<'s>>,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>> {
+        match router {
+            Router::Packed(projection) => {
+                let operand = operand.get_or_insert_with(|| self.operand(x.to_vec(), rows));
+                let products = operand.multiply(projection, range.start, range.len())?;
+                let mut logits = Vec::with_capacity(products.len());
+                scatter(&products, rows, |_, of_row| logits.extend_from_slice(of_row));
+                Ok(logits)
+            }
+            Router::Dense { weight, bias } => logits_of_dense((weight, bias.as_deref()), x, range),
+        }
     }
 
     /// Gate and up of all pairs, joined.
@@ -195,31 +216,24 @@ impl Step<'_> {
     }
 }
 
-/// A block of experts of many rows.
+/// A block of experts of many rows, and what the shared one has inside.
 pub(super) fn experts_of_many(
     block: &ExpertBlock,
-    hidden: &mut [f32],
+    (hidden, inner): (&mut [f32], &mut [f32]),
     width: usize,
     updates: &Updates,
 ) -> Result<()> {
     let experts = block.routing.experts;
     let mut room = Vec::new();
     let x = normed(hidden, block.norm.as_ref(), width, &mut room);
-    let logits = match &block.router {
-        Router::Packed(projection) => {
-            let mut logits = Vec::new();
-            OperandOfMany::new(x, width).multiply(projection, updates, &mut logits)?;
-            logits
-        }
-        Router::Dense { weight, bias } => {
-            let mut logits: Vec<Result<Vec<f32>>> = Vec::new();
-            logits.resize_with(x.len().div_ceil(ROWS * width), || Ok(Vec::new()));
-            tasks::for_each(logits.iter_mut().zip(x.chunks(ROWS * width)), |_, (logits, x)| {
-                *logits = logits_of_dense((weight, bias.as_deref()), x, 0..experts);
-            });
-            logits.into_iter().collect::<Result<Vec<_>>>()?.concat()
-        }
-    };
+    let mut x = OperandOfMany::new(x, width);
+    let logits = logits_of_many(&block.router, &mut x, experts, updates)?;
+    if let Some(SharedGate { router, width }) = &block.shared_gate {
+        let logits = logits_of_many(router, &mut x, 1, updates)?;
+        tasks::for_each(inner.chunks_mut(ROWS * width).zip(logits.chunks(ROWS)), |_, (inner, logits)| {
+            weigh(inner, *width, logits);
+        });
+    }
     let mut chosen = vec![Vec::new(); hidden.len() / width];
     let rows = logits.chunks(ROWS * experts);
     tasks::for_each(chosen.chunks_mut(ROWS).zip(rows), |_, (chosen, logits)| {
@@ -241,7 +255,7 @@ pub(super) fn experts_of_many(
     let mut outputs: Vec<Result<Vec<f32>>> = Vec::new();
     outputs.resize_with(of_experts.len(), || Ok(Vec::new()));
     let compute = |(outputs, pairs): (&mut Result<Vec<f32>>, &&[Pair])| {
-        *outputs = outputs_of(block, pairs, x, width);
+        *outputs = outputs_of(block, pairs, x.rows(), width);
     };
     // Threads share out experts, where there are enough of them, or else the rows of one after another.
     match of_experts.len() >= EXPERTS_OF_THREAD * tasks::threads() {
@@ -258,6 +272,31 @@ pub(super) fn experts_of_many(
     });
     add(hidden, &sums, &block.out, width);
     Ok(())
+}
+
+/// Logits `[rows of x, logits of a row]`.
+fn logits_of_many(
+    router: &Router,
+    x: &mut OperandOfMany,
+    count: usize,
+    updates: &Updates,
+) -> Result<Vec<f32>> {
+    match router {
+        Router::Packed(projection) => {
+            let mut logits = Vec::new();
+            x.multiply(projection, updates, &mut logits)?;
+            Ok(logits)
+        }
+        Router::Dense { weight, bias } => {
+            let rows = x.rows().chunks(ROWS * x.width());
+            let mut logits: Vec<Result<Vec<f32>>> = Vec::new();
+            logits.resize_with(rows.len(), || Ok(Vec::new()));
+            tasks::for_each(logits.iter_mut().zip(rows), |_, (logits, x)| {
+                *logits = logits_of_dense((weight, bias.as_deref()), x, 0..count);
+            });
+            Ok(logits.into_iter().collect::<Result<Vec<_>>>()?.concat())
+        }
+    }
 }
 
 /// What an expert makes of the rows of its pairs.

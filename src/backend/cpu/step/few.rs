@@ -29,7 +29,7 @@ pub(super) struct Buffers {
     keys: Shared,
     values: Shared,
     attended: Shared,
-    inner: Shared,
+    pub(super) inner: Shared,
     pub(super) logits_of_experts: Shared,
     /// Of each row and each expert that it uses.
     pub(super) inner_of_experts: Shared,

@@ -70,7 +70,9 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
                 multiply(projection, &inner, &mut output)?;
                 add(&mut hidden, &output, out, plan.hidden);
             }
-            Node::Experts(block) => experts_of_many(block, &mut hidden, plan.hidden, input.updates)?,
+            Node::Experts(block) => {
+                experts_of_many(block, (&mut hidden, &mut inner), plan.hidden, input.updates)?;
+            }
             Node::Logits { norm, head, scale, softcap, .. } => {
                 let rows = input.wanted.iter().filter_map(|row| hidden.chunks_exact(plan.hidden).nth(*row));
                 let rows: Vec<f32> = rows.flatten().copied().collect();
@@ -115,6 +117,16 @@ impl<'x> OperandOfMany<'x> {
     /// Rows of `k` numbers.
     pub(super) fn new(x: &'x [f32], k: usize) -> Self {
         Self { x, k, ordered: Vec::new() }
+    }
+
+    /// One after the other.
+    pub(super) fn rows(&self) -> &'x [f32] {
+        self.x
+    }
+
+    /// Numbers of a row.
+    pub(super) fn width(&self) -> usize {
+        self.k
     }
 
     /// What a projection makes of them, in place of what `out` has.

@@ -168,7 +168,7 @@ impl Builder<'_> {
             logits: of(widths.logits),
             part_of_logits: of(widths.part_of_logits),
             inner_of_experts: of(widths.inner_of_experts),
-            logits_of_experts: work.take(rows * widths.experts * size_of::<f32>()),
+            logits_of_experts: work.take(rows * widths.logits_of_experts * size_of::<f32>()),
             expert_ids: work.take(rows * widths.top_k * size_of::<u32>()),
             expert_shares: work.take(rows * widths.top_k * size_of::<f32>()),
             partial: 0,
@@ -324,7 +324,7 @@ struct Widths {
     inner: usize,
     logits: usize,
     part_of_logits: usize,
-    experts: usize,
+    logits_of_experts: usize,
     top_k: usize,
     inner_of_experts: usize,
     ordered: usize,
@@ -344,7 +344,9 @@ impl Widths {
                 Node::Inner { up, .. } => widths.inner = widths.inner.max(up.rows),
                 Node::Experts(block) => {
                     let (experts, top_k) = (block.routing.experts, block.routing.top_k);
-                    widths.experts = widths.experts.max(experts);
+                    // Behind those of experts is the one of a shared expert.
+                    widths.logits_of_experts =
+                        widths.logits_of_experts.max(experts + usize::from(block.shared_gate.is_some()));
                     widths.top_k = widths.top_k.max(top_k);
                     widths.inner_of_experts = widths.inner_of_experts.max(top_k * block.up.rows);
                 }

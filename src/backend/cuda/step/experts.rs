@@ -16,6 +16,8 @@ use crate::backend::{Gating, Operand, Scores};
 use crate::Error;
 use candle_core::{bail, DType, Result};
 use std::borrow::Cow;
+use std::ffi::c_void;
+use std::ptr;
 
 /// Refuses blocks for which there are no kernels, for so many tokens.
 pub(super) fn check(block: &ExpertBlock, tokens: usize) -> crate::Result<()> {
@@ -32,6 +34,13 @@ pub(super) fn check(block: &ExpertBlock, tokens: usize) -> crate::Result<()> {
         what: format!("a step plan with {what} on a CUDA device"),
         remedy: "call the layers one by one".to_string(),
     })
+}
+
+/// What makes logits: rows of weights on the device, and what is added.
+struct RouterPointers<'r> {
+    weight: *const c_void,
+    bias: Option<&'r [f32]>,
+    dtype: u32,
 }
 
 impl Builder<'_> {
@@ -96,8 +105,9 @@ impl Builder<'_> {
     /// Chooses experts. Where what they see is.
     fn route(&mut self, block: &ExpertBlock, places: &Places) -> Result<u64> {
         let hidden = self.plan.hidden;
-        let Router::Dense { weight, bias } = &block.router else { bail!("routers are dense on a device") };
         let routing = &block.routing;
+        let router = self.router(&block.router)?;
+        let gate = block.shared_gate.as_ref().map(|gate| self.router(&gate.router)).transpose()?;
         let fused = block.norm.as_ref().filter(|norm| norm.is_rms());
         let mut x = places.hidden;
         if let (Some(norm), None) = (&block.norm, fused) {
@@ -105,16 +115,19 @@ impl Builder<'_> {
             x = places.normed;
         }
         let norm = fused.map(|norm| self.weight_of(norm, hidden));
-        let blocks = routing.experts.div_ceil(CQ_ROUTE_EXPERTS as usize);
+        let logits = routing.experts + usize::from(gate.is_some());
+        let blocks = logits.div_ceil(CQ_ROUTE_EXPERTS as usize);
         let (_, arrivals) = self.split(0, self.sequences, places);
         let groups = routing.groups;
         let params = CqRoute {
             x: x as *const _,
             norm: norm.unwrap_or_default() as *const _,
             normed: places.normed as *mut _,
-            weight: Locked::new(weight).view()?.address(self.stream)?.as_ptr(),
-            bias: self.numbers(bias.as_deref()) as *const _,
+            weight: router.weight,
+            bias: self.numbers(router.bias) as *const _,
             correction: self.numbers(routing.correction.as_deref()) as *const _,
+            shared_gate: gate.as_ref().map_or(ptr::null(), |gate| gate.weight),
+            shared: places.inner as *mut _,
             logits: places.logits_of_experts as *mut _,
             arrivals,
             ids: places.expert_ids as *mut _,
@@ -130,7 +143,14 @@ impl Builder<'_> {
             scale: routing.scale,
             eps: fused.map_or(0., |norm| norm.eps),
             dtype: float_dtype(self.dtype)?,
-            weight_dtype: float_dtype(weight.dtype())?,
+            weight_dtype: router.dtype,
+            shared_width: u32_of(
+                "the shared expert",
+                block.shared_gate.as_ref().map_or(0, |gate| gate.width),
+            )?,
+            shared_gate_dtype: gate.as_ref().map_or(router.dtype, |gate| gate.dtype),
+            shared_bias: gate.and_then(|gate| gate.bias?.first().copied()).unwrap_or(-0.),
+            unused: 0,
         };
         let grid = Grid {
             blocks: (blocks, self.sequences),
@@ -138,6 +158,12 @@ impl Builder<'_> {
         };
         self.push(Kernel::Route, grid, LaunchParams::Route(params));
         Ok(if norm.is_some() { places.normed } else { x })
+    }
+
+    fn router<'r>(&self, router: &'r Router) -> Result<RouterPointers<'r>> {
+        let Router::Dense { weight, bias } = router else { bail!("routers are dense on a device") };
+        let address = Locked::new(weight).view()?.address(self.stream)?.as_ptr();
+        Ok(RouterPointers { weight: address, bias: bias.as_deref(), dtype: float_dtype(weight.dtype())? })
     }
 
     /// Projections of all pairs; those of down projections are added up.

@@ -55,7 +55,8 @@ fn greedy(model: &mut Model, tokens: usize) -> Vec<u32> {
 #[test]
 fn parts_of_models_compute_what_the_whole_does() {
     let Some(devices) = devices(2) else { return };
-    let with_plan = ["cohere", "gemma2", "glm", "granite", "gpt_oss", "glm4_moe", "stablelm", "starcoder2"];
+    let with_plan =
+        ["cohere", "gemma2", "glm", "granite", "gpt_oss", "glm4_moe", "qwen2_moe", "stablelm", "starcoder2"];
     // Norms over the heads of all ranks.
     let without_plan = ["olmo2"];
     for mut kind in planned_kinds() {

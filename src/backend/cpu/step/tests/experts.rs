@@ -4,7 +4,7 @@ use super::kinds::numbers;
 use super::model::{activated, dense, normed};
 use crate::backend::routing::Routing;
 use crate::backend::step::{
-    Activation, ExpertBlock, ExpertGating, Norm, Out, Projection, Router, StackProjection,
+    Activation, ExpertBlock, ExpertGating, Norm, Out, Projection, Router, SharedGate, StackProjection,
 };
 use crate::backend::{ExpertGroups, GroupScore, Scores};
 use crate::{QuantFormat, QuantTensor};
@@ -14,6 +14,8 @@ use rand::rngs::StdRng;
 /// Three blocks of outputs, the last one not whole.
 pub(super) const EXPERTS: usize = 39;
 const INNER: usize = 64;
+/// Less than dense blocks have.
+pub(super) const SHARED_INNER: usize = 128;
 
 /// What differs from block to block.
 #[derive(Clone, Copy)]
@@ -27,8 +29,16 @@ pub(super) struct ExpertKind {
     pub weighs_inputs: bool,
     pub clamped: bool,
     pub bias: bool,
-    /// Whether there is an expert that all tokens use.
-    pub shared: bool,
+    pub shared: Shared,
+}
+
+/// An expert that all tokens use.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Shared {
+    None,
+    Plain,
+    /// How much it counts is up to each token.
+    Gated,
 }
 
 pub(super) const PLAIN_EXPERTS: ExpertKind = ExpertKind {
@@ -41,7 +51,7 @@ pub(super) const PLAIN_EXPERTS: ExpertKind = ExpertKind {
     weighs_inputs: false,
     clamped: false,
     bias: false,
-    shared: false,
+    shared: Shared::None,
 };
 
 pub(super) const GROUPS: ExpertGroups = ExpertGroups { count: 3, chosen: 2, by: GroupScore::TwoLargest };
@@ -52,7 +62,7 @@ impl ExpertKind {
         rng: &mut StdRng,
         format: QuantFormat,
         hidden: usize,
-        (norm, router, out): (Option<Norm>, Projection, Out),
+        (norm, (router, shared_gate), out): (Option<Norm>, (Projection, Option<Projection>), Out),
     ) -> ExpertBlock {
         let mut stack = |rows: usize, k: usize| {
             let all = numbers(rng, EXPERTS * rows * k, 2. / (k as f32).sqrt());
@@ -61,14 +71,16 @@ impl ExpertKind {
             StackProjection { weight, bias: self.bias.then(|| numbers(rng, EXPERTS * rows, 0.5)), rows, k }
         };
         let (gate, up, down) = (stack(INNER, hidden), stack(INNER, hidden), stack(hidden, INNER));
-        let router = match self.packed_router {
-            true => Router::Packed(router),
+        let mut router_of = |packed: Projection| match self.packed_router {
+            true => Router::Packed(packed),
             false => {
-                let weight = numbers(rng, EXPERTS * hidden, 0.3);
-                let weight = Tensor::from_vec(weight, (hidden, EXPERTS), &Device::Cpu).unwrap();
-                Router::Dense { weight, bias: Some(numbers(rng, EXPERTS, 1.)) }
+                let weight = numbers(rng, packed.rows * hidden, 0.3);
+                let weight = Tensor::from_vec(weight, (hidden, packed.rows), &Device::Cpu).unwrap();
+                Router::Dense { weight, bias: Some(numbers(rng, packed.rows, 1.)) }
             }
         };
+        let router = router_of(router);
+        let shared_gate = shared_gate.map(|gate| SharedGate { router: router_of(gate), width: SHARED_INNER });
         let routing = Routing {
             experts: EXPERTS,
             top_k: self.top_k,
@@ -83,24 +95,22 @@ impl ExpertKind {
             false => ExpertGating::Activation(Activation::Silu),
         };
         let weighs_inputs = self.weighs_inputs;
-        ExpertBlock { norm, router, routing, weighs_inputs, gate, up, gating, down, out }
+        ExpertBlock { norm, router, routing, weighs_inputs, shared_gate, gate, up, gating, down, out }
     }
 }
 
-/// What a block makes of a row. `logits` has the router's, if it is packed.
-pub(super) fn of_experts(block: &ExpertBlock, hidden: &[f64], logits: Option<Vec<f64>>) -> Vec<f64> {
+/// Logits of a dense router.
+pub(super) fn of_dense(weight: &Tensor, bias: Option<&[f32]>, x: &[f64]) -> Vec<f64> {
+    let weight = weight.t().unwrap().to_vec2::<f32>().unwrap();
+    let dot = |row: &Vec<f32>| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum::<f64>();
+    weight.iter().zip(bias.unwrap()).map(|(row, bias)| dot(row) + f64::from(*bias)).collect()
+}
+
+/// What a block makes of a row for which its router has these logits.
+pub(super) fn of_experts(block: &ExpertBlock, hidden: &[f64], logits: &[f64]) -> Vec<f64> {
     let x = normed(hidden, block.norm.as_ref());
-    let logits = match &block.router {
-        Router::Packed(_) => logits.unwrap(),
-        Router::Dense { weight, bias } => {
-            let weight = weight.t().unwrap().to_vec2::<f32>().unwrap();
-            let bias = bias.as_ref().unwrap();
-            let dot = |row: &Vec<f32>| row.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum::<f64>();
-            weight.iter().zip(bias).map(|(row, bias)| dot(row) + f64::from(*bias)).collect()
-        }
-    };
     let mut sum = vec![0.; hidden.len()];
-    for (expert, share) in chosen(&block.routing, &logits) {
+    for (expert, share) in chosen(&block.routing, logits) {
         let (before, behind) = if block.weighs_inputs { (share, 1.) } else { (1., share) };
         let x: Vec<f64> = x.iter().map(|x| x * before).collect();
         let (gate, up) = (product(&block.gate, expert, &x), product(&block.up, expert, &x));

@@ -1,6 +1,6 @@
 //! What plans of the tests are like.
 
-use super::experts::{ExpertKind, GROUPS, PLAIN_EXPERTS};
+use super::experts::{ExpertKind, Shared, GROUPS, PLAIN_EXPERTS};
 use crate::backend::step::{Activation, HeadNorm, Norm, QueryGrowth, Turn};
 use crate::backend::Scores;
 use crate::QuantFormat;
@@ -179,9 +179,20 @@ pub(super) fn kinds() -> Vec<(&'static str, Kind)> {
                     corrected: true,
                     groups: Some(GROUPS),
                     packed_router: false,
-                    shared: true,
+                    shared: Shared::Plain,
                     ..PLAIN_EXPERTS
                 }),
+                ..PLAIN
+            },
+        ),
+        (
+            "a shared expert with a gate",
+            Kind { experts: Some(ExpertKind { shared: Shared::Gated, ..PLAIN_EXPERTS }), ..PLAIN },
+        ),
+        (
+            "a shared expert with a dense gate",
+            Kind {
+                experts: Some(ExpertKind { shared: Shared::Gated, packed_router: false, ..PLAIN_EXPERTS }),
                 ..PLAIN
             },
         ),

@@ -1,6 +1,6 @@
 //! Plans of random weights, and the same decoder in f64, written out.
 
-use super::experts::{of_experts, EXPERTS};
+use super::experts::{of_dense, of_experts, Shared, EXPERTS, SHARED_INNER};
 use super::kinds::{numbers, Kind, Turns, EPS, HEAD_DIM};
 use crate::backend::low_rank::Update;
 use crate::backend::step::StepToken;
@@ -88,13 +88,14 @@ impl Model {
             // The first layer is dense.
             if let Some(experts) = kind.experts.filter(|_| layer > 0) {
                 nodes.push(add);
-                let dense = experts.shared.then(|| {
-                    let [gate, up] = [INNER, INNER].map(|rows| projection(&mut rng, rows, HIDDEN));
-                    (gate, up, projection(&mut rng, HIDDEN, INNER))
+                let dense = (experts.shared != Shared::None).then(|| {
+                    let [gate, up] = [(); 2].map(|()| projection(&mut rng, SHARED_INNER, HIDDEN));
+                    (gate, up, projection(&mut rng, HIDDEN, SHARED_INNER))
                 });
                 let router = projection(&mut rng, EXPERTS, HIDDEN);
+                let gate = (experts.shared == Shared::Gated).then(|| projection(&mut rng, 1, HIDDEN));
                 let seen = norm(&mut rng);
-                let parts = (seen.clone(), router, out(&mut rng));
+                let parts = (seen.clone(), (router, gate), out(&mut rng));
                 let block = Node::Experts(Box::new(experts.block(&mut rng, kind.format, HIDDEN, parts)));
                 match dense {
                     None => nodes.push(block),
@@ -189,15 +190,20 @@ impl Model {
                 }
                 Node::AddInner(projection, out) => self.add(&mut hidden, projection, &inner, out),
                 Node::Experts(block) => {
-                    for hidden in &mut hidden {
-                        let logits = match &block.router {
+                    for (row, hidden) in hidden.iter_mut().enumerate() {
+                        let x = normed(hidden, block.norm.as_ref());
+                        let logits = |router: &Router| match router {
                             Router::Packed(router) => {
-                                Some(self.products(router, &[normed(hidden, block.norm.as_ref())]).remove(0))
+                                self.products(router, std::slice::from_ref(&x)).remove(0)
                             }
-                            Router::Dense { .. } => None,
+                            Router::Dense { weight, bias } => of_dense(weight, bias.as_deref(), &x),
                         };
-                        let output = of_experts(block, hidden, logits);
+                        let output = of_experts(block, hidden, &logits(&block.router));
                         hidden.iter_mut().zip(output).for_each(|(hidden, y)| *hidden += y);
+                        if let Some(gate) = &block.shared_gate {
+                            let share = 1. / (1. + (-logits(&gate.router)[0]).exp());
+                            inner[row].iter_mut().for_each(|inner| *inner *= share);
+                        }
                     }
                 }
                 Node::Logits { norm, head, scale, softcap, .. } => {
