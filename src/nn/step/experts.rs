@@ -13,7 +13,8 @@ impl StepBuilder {
     ///
     /// # Errors
     /// As those of [`feed_forward`](Self::feed_forward); if experts are not packed stacks, or there are fewer than a token is to
-    /// use; if the shared expert has a norm or an output of its own, or there is one beside a norm behind the block.
+    /// use; if the shared expert has a norm or an output of its own, or there is one beside a norm behind the block; if there is a
+    /// gate of a shared expert without one, or beside a bias of its last projection.
     pub fn experts(&mut self, block: ExpertsBlock) -> Result<()> {
         if let Some(FeedForwardBlock { norm, out, .. }) = block.shared {
             if norm.is_some() || out.norm.is_some() || out.scale != 1. || block.out.norm.is_some() {
