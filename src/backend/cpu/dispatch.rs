@@ -2,7 +2,12 @@
 //!
 //! | instruction set | rows of x (M) | affine, symmetric | MXFP4 | NVFP4 | MXFP8 | every other format |
 //! |---|---|---|---|---|---|---|
-//! | `portable`, `neon`, `avx2`, `avx512` | 1 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | `portable`, `neon`, `avx512` | 1 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
+//! | `avx2` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
+//! | ·, three digits | 2 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
+//! | · | more, to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
 //! | `avx512vnni` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | FP8 GEMV | f32 GEMV |
 //! | ·, three digits | 2 to 8 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
@@ -14,7 +19,7 @@
 //! | | 32 and more | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
 //! Digits are those of activations in integer kernels ([`Digits`]). GGML's K and IQ types are columns of affine formats; those with
-//! groups of 16 without AMX. FP8 with float scales is MXFP8's, without AMX, too.
+//! groups of 16 without AMX. IQ4 types have no integer kernel on AVX2. FP8 with float scales is MXFP8's, without AMX, too.
 //!
 //! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
 //! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast
@@ -33,7 +38,7 @@ use super::fast_kernel::{
     matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel,
 };
 #[cfg(target_arch = "x86_64")]
-use super::int8::{gemm::Int8Gemm, gemv_vnni::Int8Gemv};
+use super::int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8Gemv};
 use super::isa::InstructionSet;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{amx_tile::Amx, avx512::Avx512Vnni};
@@ -53,7 +58,10 @@ pub(super) enum Algorithm {
     /// Integer codes times fixed-point activations, with VNNI.
     #[cfg(target_arch = "x86_64")]
     Int8Gemv(Int8Gemv),
-    /// The same for a few rows of x, and for many.
+    /// The same with AVX2.
+    #[cfg(target_arch = "x86_64")]
+    Int8GemvAvx2(Int8GemvAvx2),
+    /// The same for a few rows of x, and for many, with VNNI.
     #[cfg(target_arch = "x86_64")]
     Int8Few(Int8Gemm<Avx512Vnni>),
     #[cfg(target_arch = "x86_64")]
@@ -86,6 +94,8 @@ impl Algorithm {
             Self::F32Tiles => Runner::F32Tiles,
             #[cfg(target_arch = "x86_64")]
             Self::Int8Gemv(kernel) => Runner::Rows(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Int8GemvAvx2(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Int8Few(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
@@ -151,7 +161,12 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon(_) => &[],
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2(_) | InstructionSet::Avx512(_) => &[],
+        InstructionSet::Avx2(isa) => match (digits.count, m) {
+            (_, ..=1) | (1 | 2, ..=4) => &[Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa))],
+            _ => &[],
+        },
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512(_) => &[],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni(isa) => match rows {
             RowsOfX::One => {

@@ -98,7 +98,7 @@ impl IntegerCodes {
     }
 
     /// The width of a code.
-    fn bits(&self) -> Bits {
+    pub(super) fn bits(&self) -> Bits {
         match self.kind {
             Kind::Uint(bits) => bits,
             Kind::Iq(IqTable::Iq1S) => Bits::Two,

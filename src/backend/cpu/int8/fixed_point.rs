@@ -194,7 +194,7 @@ impl FixedPoint {
 
 /// The unit of a group of activations; None if there is an infinity or a NaN.
 #[inline(always)]
-fn unit_of(group: &[f32], limbs: usize) -> Option<f32> {
+pub(super) fn unit_of(group: &[f32], limbs: usize) -> Option<f32> {
     let bits = group.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
     let largest = f32::from_bits(bits);
     largest.is_finite().then(|| unit_of_limbs(largest, limbs))
@@ -224,7 +224,7 @@ fn power_of_two_for(largest: f32, limit: f32, bits: i32) -> f32 {
 
 /// The sum of a group's activations.
 #[inline(always)]
-fn sum(group: &[f32]) -> f64 {
+pub(super) fn sum(group: &[f32]) -> f64 {
     let mut sums = [0f64; 8];
     for eight in group.chunks_exact(8) {
         sums.iter_mut().zip(eight).for_each(|(sum, x)| *sum += f64::from(*x));

@@ -4,7 +4,7 @@
 //! of eight bits, so that sums of products are exact; they are scaled group by group. Only the fixed point rounds, about
 //! as much as f32 does, once [`outliers`] are out of the way. Fewer limbs will do where less is asked for.
 //!
-//! * [`gemv_vnni`] multiplies one row of x, with vectors.
+//! * [`gemv_vnni`] and [`gemv_avx2`] multiply one row of x, with vectors.
 //! * [`gemm`] multiplies more rows with panels of unpacked weights: [`gemm_vnni`] with vectors, [`gemm_amx`] with tiles.
 
 mod codes;
@@ -12,6 +12,7 @@ mod fixed_point;
 pub(super) mod gemm;
 mod gemm_amx;
 mod gemm_vnni;
+pub(super) mod gemv_avx2;
 pub(super) mod gemv_vnni;
 mod outliers;
 mod panel_columns;

@@ -9,7 +9,7 @@
 //! not.
 
 use super::super::fast_kernel::{Digits, NotRepresentable};
-use super::super::isa::avx512::Avx512;
+use super::super::isa::{avx2::Avx2, avx512::Avx512};
 use super::super::matrix::PackedMatrix;
 use super::super::tasks::{self, Threads};
 use std::arch::x86_64::*;
@@ -57,7 +57,7 @@ impl Found {
     /// # Errors
     /// If there is a number that is no fixed-point number, or if there are so many outliers that f32 takes less time.
     pub(super) fn new(
-        _isa: Avx512,
+        isa: impl Magnitudes,
         (x, k): (&[f32], usize),
         group_size: usize,
         digits: Digits,
@@ -67,8 +67,7 @@ impl Found {
             let mut found = Vec::new();
             for (m, row) in (first_row..).zip(x.chunks_exact(k)) {
                 for (group, numbers) in row.chunks_exact(group_size).enumerate() {
-                    // SAFETY: `_isa` proves that the CPU has the features of the function.
-                    let limit = unsafe { limit(numbers) }.ok_or(NotRepresentable)?;
+                    let limit = isa.limit(numbers).ok_or(NotRepresentable)?;
                     if let Some(limit) = limit {
                         let all = (group * group_size..).zip(numbers).filter(|(_, x)| x.abs() > limit);
                         found.extend(all.map(|(k, x)| Outlier { k: k as u32, m: m as u32, x: *x }));
@@ -175,55 +174,124 @@ impl Outliers {
     }
 }
 
-/// The largest magnitude that is no outlier in a group, a multiple of sixteen numbers up to 128; `Some(None)` if there are
-/// no outliers, `None` if the group has a number that is no fixed-point number.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,popcnt")]
-fn limit(group: &[f32]) -> Option<Option<f32>> {
-    let limit = _mm512_set1_ps(LIMIT);
-    let mut largest = _mm512_setzero_ps();
-    let mut all_below = !0;
-    for x in group.chunks_exact(16) {
-        // SAFETY: a chunk has the sixteen numbers of a vector.
-        let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
-        largest = _mm512_max_ps(largest, magnitudes);
-        all_below &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitudes, limit);
+/// What is counted of the magnitudes of a group, a multiple of sixteen numbers up to 128. A value proves that the CPU has the
+/// instructions.
+pub(super) trait Magnitudes: Copy + Sync {
+    /// The largest magnitude that is no outlier in a group; `Some(None)` if there are no outliers, `None` if the group has a
+    /// number that is no fixed-point number.
+    fn limit(self, group: &[f32]) -> Option<Option<f32>>;
+
+    /// The largest; `None` if one is not below [`LIMIT`].
+    ///
+    /// # Safety
+    /// The caller enables the features of the instruction set, here and below.
+    unsafe fn largest(group: &[f32]) -> Option<f32>;
+
+    /// How many are below `bound`, zeros left out.
+    ///
+    /// # Safety
+    /// See [`Self::largest`].
+    unsafe fn below(group: &[f32], bound: f32) -> u32;
+}
+
+/// See [`Magnitudes::limit`].
+///
+/// # Safety
+/// The caller enables the features of the instruction set.
+#[inline(always)]
+unsafe fn limit<M: Magnitudes>(group: &[f32]) -> Option<Option<f32>> {
+    // SAFETY: the caller has enabled the features.
+    unsafe {
+        let largest = M::largest(group)?;
+        if largest > 0. && largest < LEAST {
+            return None;
+        }
+        let (small, any) = (M::below(group, largest * (1. / FACTOR)), M::below(group, f32::INFINITY));
+        Some((8 * small > 3 * any).then(|| FACTOR * typical::<M>(group, any * 3 / 8)))
     }
-    if all_below != !0 {
-        return None;
-    }
-    let largest = _mm512_reduce_max_ps(largest);
-    if largest > 0. && largest < LEAST {
-        return None;
-    }
-    let bound = _mm512_set1_ps(largest * (1. / FACTOR));
-    let (mut small, mut any) = (0, 0);
-    for x in group.chunks_exact(16) {
-        // SAFETY: a chunk has the sixteen numbers of a vector.
-        let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
-        let not_zero = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(magnitudes, _mm512_setzero_ps());
-        any += not_zero.count_ones();
-        small += _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(not_zero, magnitudes, bound).count_ones();
-    }
-    Some((8 * small > 3 * any).then(|| FACTOR * typical(group, any * 3 / 8)))
 }
 
 /// The magnitude that `below` numbers of a group stay below, zeros left out, to its four leading bits: bit after bit, the
 /// largest number that no more are below.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,popcnt")]
-fn typical(group: &[f32], below: u32) -> f32 {
+///
+/// # Safety
+/// The caller enables the features of the instruction set.
+#[inline(always)]
+unsafe fn typical<M: Magnitudes>(group: &[f32], below: u32) -> f32 {
     let mut bits = 0;
     for bit in (20..31).rev() {
-        let more = _mm512_set1_ps(f32::from_bits(bits | 1 << bit));
+        // SAFETY: the caller has enabled the features.
+        if unsafe { M::below(group, f32::from_bits(bits | 1 << bit)) } <= below {
+            bits |= 1 << bit;
+        }
+    }
+    f32::from_bits(bits)
+}
+
+impl Magnitudes for Avx512 {
+    fn limit(self, group: &[f32]) -> Option<Option<f32>> {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,popcnt")]
+        fn with_features(group: &[f32]) -> Option<Option<f32>> {
+            // SAFETY: the features are enabled.
+            unsafe { limit::<Avx512>(group) }
+        }
+        // SAFETY: `self` proves that the CPU has the features of the function.
+        unsafe { with_features(group) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,popcnt")]
+    unsafe fn largest(group: &[f32]) -> Option<f32> {
+        let limit = _mm512_set1_ps(LIMIT);
+        let mut largest = _mm512_setzero_ps();
+        let mut all_below = !0;
+        for x in group.chunks_exact(16) {
+            // SAFETY: a chunk has the sixteen numbers of a vector.
+            let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
+            largest = _mm512_max_ps(largest, magnitudes);
+            all_below &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitudes, limit);
+        }
+        (all_below == !0).then(|| _mm512_reduce_max_ps(largest))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,popcnt")]
+    unsafe fn below(group: &[f32], bound: f32) -> u32 {
+        let bound = _mm512_set1_ps(bound);
         let mut count = 0;
         for x in group.chunks_exact(16) {
             // SAFETY: a chunk has the sixteen numbers of a vector.
             let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
             let not_zero = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(magnitudes, _mm512_setzero_ps());
-            count += _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(not_zero, magnitudes, more).count_ones();
+            count += _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(not_zero, magnitudes, bound).count_ones();
         }
-        if count <= below {
-            bits |= 1 << bit;
-        }
+        count
     }
-    f32::from_bits(bits)
+}
+
+impl Magnitudes for Avx2 {
+    fn limit(self, group: &[f32]) -> Option<Option<f32>> {
+        #[target_feature(enable = "avx2,fma,popcnt")]
+        fn with_features(group: &[f32]) -> Option<Option<f32>> {
+            // SAFETY: the features are enabled.
+            unsafe { limit::<Avx2>(group) }
+        }
+        // SAFETY: `self` proves that the CPU has the features of the function.
+        unsafe { with_features(group) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,popcnt")]
+    unsafe fn largest(group: &[f32]) -> Option<f32> {
+        // As integers, magnitudes have the order of numbers, and NaN is above all.
+        let bits = group.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
+        let largest = f32::from_bits(bits);
+        (largest < LIMIT).then_some(largest)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,popcnt")]
+    unsafe fn below(group: &[f32], bound: f32) -> u32 {
+        group.iter().map(|x| u32::from(x.abs() > 0. && x.abs() < bound)).sum()
+    }
 }

@@ -65,7 +65,7 @@ const fn code_offsets(bits: usize, vector: usize, double: bool) -> [u8; 64] {
 /// The integers of codes that are looked up: `element / unit + center`, as [`IntegerCodes`] has these.
 ///
 /// [`IntegerCodes`]: super::codes::IntegerCodes
-const fn table(kind: u8) -> [u8; 16] {
+pub(super) const fn table(kind: u8) -> [u8; 16] {
     let (values, center, per_one): (&[f32; 16], _, _) = match kind {
         IQ4 => (&format::IQ4_NL, 127, 1.),
         IQ3_XXS => (IqTable::Iq3Xxs.values(), 31, 2.),

@@ -6,7 +6,7 @@ use super::super::fast_kernel::Digits;
 use super::super::{
     bf16::gemm_amx::Bf16Amx,
     f32::fp8_gemv::Fp8Gemv,
-    int8::{gemm::Int8Gemm, gemv_vnni::Int8Gemv},
+    int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8Gemv},
 };
 use super::*;
 use crate::format::{Bits, Element, Scale, ZeroPoint};
@@ -19,7 +19,7 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon(_) => vec![],
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2(_) => vec![],
+        InstructionSet::Avx2(isa) => vec![Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa))],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512(isa) => vec![Algorithm::Fp8Gemv(Fp8Gemv::new(*isa))],
         #[cfg(target_arch = "x86_64")]
@@ -42,6 +42,8 @@ fn name(algorithm: Algorithm) -> &'static str {
         Algorithm::F32Tiles => "f32 tiles",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8Gemv(_) => "int8 GEMV",
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Int8GemvAvx2(_) => "int8 GEMV, AVX2",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8Few(_) => "int8 VNNI, few",
         #[cfg(target_arch = "x86_64")]
@@ -149,7 +151,9 @@ fn the_table_is_the_documented_one() {
                     }
                     _ => (in_f32, in_f32),
                 };
+                let has_room_in_avx2 = format.element() != Element::Iq4Nl;
                 let want = match (isa.name(), m) {
+                    ("avx2", 1) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
                     ("avx512vnni" | "avx512amx", 1) => one,
                     ("avx512amx", _) => more,
                     ("avx512vnni", 9..32) if one == "int8 GEMV" => "int8 VNNI, few",
@@ -163,6 +167,7 @@ fn the_table_is_the_documented_one() {
                     isa.name()
                 );
                 let want = match (isa.name(), m) {
+                    ("avx2", 2..5) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
                     ("avx512vnni", 2..5) if one == "int8 GEMV" => one,
                     ("avx512vnni", 5..32) if one == "int8 GEMV" => "int8 VNNI, few",
                     _ => want,
