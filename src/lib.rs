@@ -41,7 +41,8 @@
 //! `src/backend/cpu/dispatch.rs`. A format without a fast kernel goes through the f32 kernels.
 //!
 //! # Precision of activations
-//! With VNNI or AMX, integer codes are multiplied with activations as fixed-point numbers of one to three digits of eight bits.
+//! With VNNI or AMX, and few rows of them with AVX2, integer codes are multiplied with activations as fixed-point numbers of one to
+//! three digits of eight bits.
 //! [`ActivationPrecision`] chooses for the process, as does the environment variable `CANDLE_QUANT_ACTIVATIONS`: `exact` (a
 //! relative error of about 2e-7, the default), `16` (about 3e-5) or `8` (about 6e-3, as in llama.cpp).
 //!

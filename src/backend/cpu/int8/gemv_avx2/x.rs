@@ -114,10 +114,11 @@ impl XRow {
         // SAFETY: `_isa` proves that the CPU has the features of the functions.
         unsafe {
             this.measure(codes, x, bytes).ok_or(NotRepresentable)?;
-            /// The function for what the geometry has.
+            /// The function for what the geometry has; of codes in their order, the width does not matter.
             macro_rules! fill {
                 ($($bits:literal, $vectors:literal, $digits:literal;)*) => {
-                    match (geometry.bits, geometry.vectors, digits) {
+                    let bits = if matches!(geometry.bits, 5 | 6) { 3 } else { geometry.bits };
+                    match (bits, geometry.vectors, digits) {
                         $(($bits, $vectors, $digits) => this.fill::<$bits, $vectors, $digits>(codes.center, x),)*
                         (bits, vectors, digits) => panic!("{bits} bits, {vectors} vectors, {digits} digits"),
                     }
@@ -128,8 +129,6 @@ impl XRow {
                 2, 4, 1; 2, 4, 2; 2, 4, 3;
                 3, 1, 1; 3, 1, 2; 3, 1, 3; 3, 2, 1; 3, 2, 2; 3, 2, 3;
                 4, 2, 1; 4, 2, 2; 4, 2, 3;
-                5, 1, 1; 5, 1, 2; 5, 1, 3; 5, 2, 1; 5, 2, 2; 5, 2, 3;
-                6, 1, 1; 6, 1, 2; 6, 1, 3; 6, 2, 1; 6, 2, 2; 6, 2, 3;
                 8, 1, 1; 8, 1, 2; 8, 2, 1; 8, 2, 2;
             );
         }
