@@ -270,7 +270,7 @@ fn dot_rows<const BITS: usize, const VECTORS: usize, const KIND: u8, const DIGIT
         x.bytes.len() >= blocks * block_digits && x.offsets.len() >= blocks * parts(BITS, DIGITS) * LANES
     );
     assert!(KIND != MXFP4 || x.lane_units.len() >= blocks * LANES);
-    let last_group = blocks.saturating_sub(1) * 32 * VECTORS >> geometry.group_shift;
+    let last_group = (blocks.saturating_sub(1) * 32 * VECTORS) >> geometry.group_shift;
     assert!(LANES + last_group + LANES <= scaled.stride && count * scaled.stride <= scaled.all.len());
     let mut rows = words.chunks_exact((row_bytes / 4).max(1)).zip(scaled.all.chunks_exact(scaled.stride));
     for sums in sums.chunks_mut(ROWS) {
