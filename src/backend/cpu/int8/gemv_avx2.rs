@@ -91,14 +91,13 @@ impl RowKernel for Int8GemvAvx2 {
         let geometry = Geometry::of(&codes, group_size);
         let rows = x.chunks_exact(k).map(|x| XRow::new(self.isa, &codes, geometry, x, digits.count));
         let rows = rows.collect::<Result<_, _>>()?;
-        Ok(Box::new(Prepared { codes, geometry, rows, outliers: found.by_columns(), _isa: self.isa }))
+        Ok(Box::new(Prepared { codes, rows, outliers: found.by_columns(), _isa: self.isa }))
     }
 }
 
 /// Rows of x as fixed-point numbers for these codes.
 struct Prepared {
     codes: IntegerCodes,
-    geometry: Geometry,
     rows: Vec<XRow>,
     outliers: Outliers,
     /// The CPU has the features of all functions here.
@@ -171,7 +170,7 @@ impl Prepared {
                 }
             };
         }
-        match (self.geometry.bits, self.geometry.vectors, kind) {
+        match (x.geometry.bits, x.geometry.vectors, kind) {
             (1, _, _) => dot!(1, 8, AFFINE),
             (2, _, IQ1_S) => dot!(2, 4, IQ1_S),
             (2, _, _) => dot!(2, 4, AFFINE),
