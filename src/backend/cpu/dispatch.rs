@@ -38,7 +38,7 @@ use super::fast_kernel::{
     matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel,
 };
 #[cfg(target_arch = "x86_64")]
-use super::int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8Gemv};
+use super::int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni};
 use super::isa::InstructionSet;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{amx_tile::Amx, avx512::Avx512Vnni};
@@ -57,7 +57,7 @@ pub(super) enum Algorithm {
     F32Tiles,
     /// Integer codes times fixed-point activations, with VNNI.
     #[cfg(target_arch = "x86_64")]
-    Int8Gemv(Int8Gemv),
+    Int8GemvVnni(Int8GemvVnni),
     /// The same with AVX2.
     #[cfg(target_arch = "x86_64")]
     Int8GemvAvx2(Int8GemvAvx2),
@@ -93,7 +93,7 @@ impl Algorithm {
             Self::F32Gemv => Runner::F32Gemv,
             Self::F32Tiles => Runner::F32Tiles,
             #[cfg(target_arch = "x86_64")]
-            Self::Int8Gemv(kernel) => Runner::Rows(kernel),
+            Self::Int8GemvVnni(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Int8GemvAvx2(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
@@ -169,12 +169,13 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
         InstructionSet::Avx512(_) => &[],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni(isa) => match rows {
-            RowsOfX::One => {
-                &[Algorithm::Int8Gemv(Int8Gemv::new(*isa)), Algorithm::Fp8Gemv(Fp8Gemv::new(isa.avx512))]
-            }
+            RowsOfX::One => &[
+                Algorithm::Int8GemvVnni(Int8GemvVnni::new(*isa)),
+                Algorithm::Fp8Gemv(Fp8Gemv::new(isa.avx512)),
+            ],
             RowsOfX::Few => match (digits.count, m) {
                 // Unpacked panels do not pay yet, and three digits take as much time as f32.
-                (1 | 2, ..=4) => &[Algorithm::Int8Gemv(Int8Gemv::new(*isa))],
+                (1 | 2, ..=4) => &[Algorithm::Int8GemvVnni(Int8GemvVnni::new(*isa))],
                 (3.., ..=8) => &[],
                 _ => &[Algorithm::Int8Few(Int8Gemm::new(*isa))],
             },
@@ -184,7 +185,7 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
         InstructionSet::Avx512Amx(isa) => match rows {
             // Tiles would be nearly empty, and unpacking for them costs more than multiplying.
             RowsOfX::One => &[
-                Algorithm::Int8Gemv(Int8Gemv::new(isa.vnni)),
+                Algorithm::Int8GemvVnni(Int8GemvVnni::new(isa.vnni)),
                 Algorithm::Fp8Gemv(Fp8Gemv::new(isa.vnni.avx512)),
             ],
             RowsOfX::Few | RowsOfX::Many => {
@@ -272,7 +273,10 @@ impl<'a> ManyRows<'a> {
         out.resize(m * matrix.rows, 0.);
         match prepared.map(|prepared| prepared.matmul(matrix, out)) {
             Some(Ok(())) => add_bias(bias, out),
-            Some(Err(NotRepresentable)) | None => *out = in_f32(self.isa, matrix, &self.x, bias),
+            Some(Err(NotRepresentable)) | None => {
+                *out = Vec::new();
+                *out = in_f32(self.isa, matrix, &self.x, bias);
+            }
         }
     }
 }

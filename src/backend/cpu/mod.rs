@@ -6,7 +6,8 @@
 //! * `codec`: how a block of codes becomes weights, for each format; on `isa`.
 //! * `f32/`: every format on every instruction set, and the scalar reference where a format has no codec; on `codec`.
 //! * `int8/`, `bf16/`: faster algorithms for some formats, on some CPUs; on `isa`.
-//! * `row_gemv/`: what the AVX-512 kernels for one row of x share, those of `int8/` and the one for MXFP8 in `f32/`.
+//! * `row_gemv/`: what the AVX-512 kernels for one row of x share, those of `int8/` and the one for MXFP8 in `f32/`; a little of it serves
+//!   AVX2, too.
 //!
 //! * `attention/`: attention to a KV cache; on `isa`.
 //! * `gated_delta`: linear attention; plain loops.

@@ -1,4 +1,4 @@
-//! x as fixed-point numbers, for the VNNI kernel.
+//! x as fixed-point numbers, for the VNNI kernel; what the AVX2 kernel does the same way, too.
 //!
 //! A number is three signed limbs of eight bits, or fewer where less precision is asked for. The numbers that meet a group
 //! of weights share a unit.
@@ -91,23 +91,16 @@ impl FixedPoint {
         Some(())
     }
 
-    /// Scales units so that their products with scales are normal numbers, and sums to [`FixedPoint::unit`].
+    /// Scales units and sums to [`FixedPoint::unit`].
     fn scale_units(&mut self, codes: &IntegerCodes) {
-        /// Sums of integers are below 2^33: their products with units below one leave room for any usual scale.
-        const HEADROOM: f32 = 4096.;
         if matches!(codes.kind, Kind::Mxfp4) {
             self.lane_units.iter_mut().for_each(|unit| *unit *= codes.unit);
             return;
         }
         let units = self.groups.iter().flat_map(|groups| &groups.units);
         let largest = units.fold(0f32, |largest, unit| largest.max(*unit));
-        self.unit = largest * codes.unit * HEADROOM;
-        for groups in &mut self.groups {
-            for (unit, sum) in groups.units.iter_mut().zip(&mut groups.sums) {
-                *unit = *unit / largest / HEADROOM;
-                *sum *= *unit / codes.unit;
-            }
-        }
+        let groups = self.groups.iter_mut().flat_map(|groups| groups.units.iter_mut().zip(&mut groups.sums));
+        self.unit = normalize(codes, largest, groups);
     }
 
     /// See [`Self::fill`].
@@ -190,6 +183,22 @@ impl FixedPoint {
             }
         }
     }
+}
+
+/// Scales units of groups, the largest of which is given, so that their products with scales are normal numbers, and sums of
+/// activations to the unit that is returned.
+pub(super) fn normalize<'a>(
+    codes: &IntegerCodes,
+    largest: f32,
+    groups: impl Iterator<Item = (&'a mut f32, &'a mut f32)>,
+) -> f32 {
+    /// Sums of integers are below 2^33: their products with units below one leave room for any usual scale.
+    const HEADROOM: f32 = 4096.;
+    for (unit, sum) in groups {
+        *unit = *unit / largest / HEADROOM;
+        *sum *= *unit / codes.unit;
+    }
+    largest * codes.unit * HEADROOM
 }
 
 /// The unit of a group of activations; None if there is an infinity or a NaN.

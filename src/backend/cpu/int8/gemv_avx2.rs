@@ -28,7 +28,6 @@ use super::unpack::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, MXFP4, NVFP4};
 use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
-use std::borrow::Cow;
 use unpack::{load_block, sums_in_16_bits};
 use x::{block_digits, multiply, parts, word_digits, Geometry, XRow};
 
@@ -38,7 +37,7 @@ const LANES: usize = 8;
 /// Rows of the weight whose lanes are summed together.
 const ROWS: usize = 4;
 
-/// How many bytes ahead of the codes that are multiplied others are fetched at least.
+/// How many bytes ahead of the codes that are multiplied others are fetched.
 const AHEAD: usize = 4096;
 
 /// How many rows ahead scales and biases are fetched.
@@ -82,12 +81,7 @@ impl RowKernel for Int8GemvAvx2 {
         let codes = codes_of(format).ok_or(NotRepresentable)?;
         let group_size = format.group_size();
         let found = Found::new(self.isa, (x, k), group_size, digits, Threads::This)?;
-        let mut x = Cow::Borrowed(x);
-        if !found.is_empty() {
-            for (row, x) in x.to_mut().chunks_exact_mut(k).enumerate() {
-                found.of_row(row).take_out(0, x);
-            }
-        }
+        let x = found.taken_out_of(x, k);
         let geometry = Geometry::of(&codes, group_size);
         let rows = x.chunks_exact(k).map(|x| XRow::new(self.isa, &codes, geometry, x, digits.count));
         let rows = rows.collect::<Result<_, _>>()?;
@@ -139,10 +133,7 @@ impl Prepared {
                     self.dot_pass(x, (matrix, first_row), &scaled, sums);
                 }
             });
-            self.outliers.for_each_column::<ROWS_PER_PASS>(matrix, (first_row, rows), |index, x, weights| {
-                let sums = out.iter_mut().skip(index).step_by(m);
-                sums.zip(weights).for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
-            });
+            self.outliers.add_products(matrix, first_row, m, out);
         }
     }
 
@@ -150,6 +141,7 @@ impl Prepared {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn dot_pass(&self, x: &XRow, of: (&PackedMatrix, usize), scaled: &Scaled, sums: &mut [f32]) {
         let kind = match self.codes.kind {
+            // `codes_of` has no IQ4.
             Kind::Uint(_) | Kind::Iq4 => AFFINE,
             Kind::Mxfp4 => MXFP4,
             Kind::Nvfp4 => NVFP4,

@@ -31,7 +31,6 @@ use super::unpack::{
 use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
-use std::borrow::Cow;
 use std::ptr;
 
 /// How many bytes ahead of the codes that are multiplied others are fetched at least.
@@ -39,17 +38,17 @@ const AHEAD: usize = 8192;
 
 /// The kernel, and the proof that the CPU has its instructions.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Int8Gemv {
+pub(in super::super) struct Int8GemvVnni {
     isa: Avx512Vnni,
 }
 
-impl Int8Gemv {
+impl Int8GemvVnni {
     pub(in super::super) fn new(isa: Avx512Vnni) -> Self {
         Self { isa }
     }
 }
 
-impl RowKernel for Int8Gemv {
+impl RowKernel for Int8GemvVnni {
     fn supports(&self, format: QuantFormat) -> bool {
         IntegerCodes::of(format).is_some()
     }
@@ -64,12 +63,7 @@ impl RowKernel for Int8Gemv {
         let codes = IntegerCodes::of(format).ok_or(NotRepresentable)?;
         let (isa, group_size) = (self.isa.avx512, format.group_size());
         let found = Found::new(isa, (x, k), group_size, digits, Threads::This)?;
-        let mut x = Cow::Borrowed(x);
-        if !found.is_empty() {
-            for (row, x) in x.to_mut().chunks_exact_mut(k).enumerate() {
-                found.of_row(row).take_out(0, x);
-            }
-        }
+        let x = found.taken_out_of(x, k);
         let fixed = |x| FixedPoint::new(isa, &codes, group_size, x, digits.count);
         let rows = x.chunks_exact(k).map(fixed).collect::<Result<_, _>>()?;
         Ok(Box::new(Prepared { isa: self.isa, codes, rows, outliers: found.by_columns() }))
@@ -102,7 +96,7 @@ impl PreparedX for Prepared {
                 }
             });
             // SAFETY: `self.isa` proves that the CPU has the features of the function.
-            unsafe { self.add_outliers(matrix, first_row, out) };
+            unsafe { self.add_outliers(matrix, first_row, m, out) };
         }
     }
 }
@@ -134,15 +128,10 @@ impl Prepared {
         });
     }
 
-    /// Adds the products of outliers with the rows of a pass to `out` `[rows, M]`.
+    /// See [`Outliers::add_products`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn add_outliers(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
-        let m = self.rows.len().max(1);
-        let rows = (first_row, out.len() / m);
-        self.outliers.for_each_column::<ROWS_PER_PASS>(matrix, rows, |index, x, weights| {
-            let sums = out.iter_mut().skip(index).step_by(m);
-            sums.zip(weights).for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
-        });
+    fn add_outliers(&self, matrix: &PackedMatrix, first_row: usize, m: usize, out: &mut [f32]) {
+        self.outliers.add_products(matrix, first_row, m, out);
     }
 }
 

@@ -9,10 +9,12 @@
 //! not.
 
 use super::super::fast_kernel::{Digits, NotRepresentable};
+use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::{avx2::Avx2, avx512::Avx512};
 use super::super::matrix::PackedMatrix;
 use super::super::tasks::{self, Threads};
 use std::arch::x86_64::*;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// How many times as large as what is typical a number may be. Three digits round by at most 2^-24 of the largest number of
@@ -96,8 +98,15 @@ impl Found {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// `x`, rows of `k` numbers, without them.
+    pub(super) fn taken_out_of<'a>(&self, x: &'a [f32], k: usize) -> Cow<'a, [f32]> {
+        let mut x = Cow::Borrowed(x);
+        if !self.0.is_empty() {
+            for (row, x) in x.to_mut().chunks_exact_mut(k).enumerate() {
+                self.of_row(row).take_out(0, x);
+            }
+        }
+        x
     }
 
     /// Those of a row.
@@ -149,28 +158,25 @@ impl Outliers {
         self.0.get(start..end).unwrap_or_default()
     }
 
-    /// Calls `add` with the row of x, the number, and the column of weights that it meets in `rows` rows from `first_row` on.
+    /// Adds the products of all with the rows of the weight from `first_row` on that `out`, `[rows, m]`, has room for.
     ///
     /// # Panics
-    /// If these are more than `N`: nothing is left out silently.
+    /// If these are more than [`ROWS_PER_PASS`]: nothing is left out silently.
     #[inline(always)] // With the instructions that the caller may use.
-    pub(super) fn for_each_column<const N: usize>(
-        &self,
-        matrix: &PackedMatrix,
-        (first_row, rows): (usize, usize),
-        mut add: impl FnMut(usize, f32, &[f32]),
-    ) {
-        assert!(rows <= N, "{rows} rows of at most {N}");
+    pub(super) fn add_products(&self, matrix: &PackedMatrix, first_row: usize, m: usize, out: &mut [f32]) {
+        let rows = out.len() / m;
+        assert!(rows <= ROWS_PER_PASS, "{rows} rows of at most {ROWS_PER_PASS}");
         // Many rows of x have theirs in the same columns.
-        let (mut column, mut weights) = (None, [0f32; N]);
+        let (mut column, mut weights) = (None, [0f32; ROWS_PER_PASS]);
         let weights = &mut weights[..rows];
-        self.0.iter().for_each(|outlier| {
+        for outlier in &self.0 {
             if column != Some(outlier.k) {
                 column = Some(outlier.k);
                 matrix.column(first_row, outlier.column(), weights);
             }
-            add(outlier.row(), outlier.x, weights);
-        });
+            let sums = out.iter_mut().skip(outlier.row()).step_by(m);
+            sums.zip(&*weights).for_each(|(sum, weight)| *sum = outlier.x.mul_add(*weight, *sum));
+        }
     }
 }
 

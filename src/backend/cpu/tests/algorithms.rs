@@ -6,7 +6,7 @@ use super::super::fast_kernel::Digits;
 use super::super::{
     bf16::gemm_amx::Bf16Amx,
     f32::fp8_gemv::Fp8Gemv,
-    int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8Gemv},
+    int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni},
 };
 use super::*;
 use crate::format::{Bits, Element, Scale, ZeroPoint};
@@ -24,7 +24,7 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
         InstructionSet::Avx512(isa) => vec![Algorithm::Fp8Gemv(Fp8Gemv::new(*isa))],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni(isa) => vec![
-            Algorithm::Int8Gemv(Int8Gemv::new(*isa)),
+            Algorithm::Int8GemvVnni(Int8GemvVnni::new(*isa)),
             Algorithm::Int8Few(Int8Gemm::new(*isa)),
             Algorithm::Int8Many(Int8Gemm::new(*isa)),
         ],
@@ -41,7 +41,7 @@ fn name(algorithm: Algorithm) -> &'static str {
         Algorithm::F32Gemv => "f32 GEMV",
         Algorithm::F32Tiles => "f32 tiles",
         #[cfg(target_arch = "x86_64")]
-        Algorithm::Int8Gemv(_) => "int8 GEMV",
+        Algorithm::Int8GemvVnni(_) => "int8 GEMV",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8GemvAvx2(_) => "int8 GEMV, AVX2",
         #[cfg(target_arch = "x86_64")]

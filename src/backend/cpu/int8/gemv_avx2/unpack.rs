@@ -91,6 +91,7 @@ fn spread<const BITS: usize>(lanes: __m256i, double: bool) -> __m256i {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::unpack::IQ2;
     use super::*;
     use crate::backend::cpu::isa::tested;
     use crate::backend::cpu::isa::InstructionSet;
@@ -147,7 +148,9 @@ mod tests {
 
     #[test]
     fn sums_fit_into_16_bits() {
-        for (bits, kind, many) in [(1, AFFINE, 63), (4, AFFINE, 4), (5, AFFINE, 2), (6, AFFINE, 2)] {
+        for (bits, kind, many) in
+            [(1, AFFINE, 63), (4, AFFINE, 4), (5, AFFINE, 2), (6, AFFINE, 2), (3, IQ2, 1)]
+        {
             assert_eq!(sums_in_16_bits(bits, kind), many, "{bits} bits");
         }
     }

@@ -6,7 +6,7 @@ use super::super::super::aligned::Aligned;
 use super::super::super::fast_kernel::NotRepresentable;
 use super::super::super::isa::avx2::Avx2;
 use super::super::codes::{IntegerCodes, Kind};
-use super::super::fixed_point::{sum, unit_of, LIMBS};
+use super::super::fixed_point::{normalize, sum, unit_of, LIMBS};
 use super::LANES;
 use std::arch::x86_64::*;
 
@@ -120,7 +120,7 @@ impl XRow {
                     let bits = if matches!(geometry.bits, 5 | 6) { 3 } else { geometry.bits };
                     match (bits, geometry.vectors, digits) {
                         $(($bits, $vectors, $digits) => this.fill::<$bits, $vectors, $digits>(codes.center, x),)*
-                        (bits, vectors, digits) => panic!("{bits} bits, {vectors} vectors, {digits} digits"),
+                        _ => return Err(NotRepresentable),
                     }
                 };
             }
@@ -148,10 +148,8 @@ impl XRow {
         Some(())
     }
 
-    /// Scales units so that their products with scales are normal numbers, and sums to [`XRow::unit`].
+    /// Scales units and sums to [`XRow::unit`].
     fn scale_units(&mut self, codes: &IntegerCodes, k: usize) {
-        /// Sums of integers are below 2^33: their products with units below one leave room for any usual scale.
-        const HEADROOM: f32 = 4096.;
         let geometry = self.geometry;
         if !self.lane_units.is_empty() {
             for (block, lanes) in self.lane_units.chunks_exact_mut(LANES).enumerate() {
@@ -165,11 +163,7 @@ impl XRow {
             return;
         }
         let largest = self.units.iter().fold(0f32, |largest, unit| largest.max(*unit));
-        self.unit = largest * codes.unit * HEADROOM;
-        for (unit, sum) in self.units.iter_mut().zip(&mut self.sums) {
-            *unit = *unit / largest / HEADROOM;
-            *sum *= *unit / codes.unit;
-        }
+        self.unit = normalize(codes, largest, self.units.iter_mut().zip(&mut self.sums));
     }
 
     /// Writes digits and offsets.
