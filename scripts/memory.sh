@@ -14,7 +14,7 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 
 # What is exhaustive, or of long texts, takes half a minute each; in Miri minutes.
 long=(--skip products_agree_with_f64_everywhere --skip a_long_text_agrees_with_f64)
-long+=(--skip sums_do_not_depend_on_the_number_of_threads --skip results_are_as_good_as_rounding_allows)
+long+=(--skip on_the_number_of_threads --skip on_any_number_of_threads --skip results_are_as_good)
 # What compares tables with the sources of kernels, which lie elsewhere as seen from this package.
 tables=(--skip backend::cuda::)
 # Safe code alone, and hundreds of thousands of draws.
@@ -23,15 +23,16 @@ packing=(format::bits format::layout format::grammar format::mx format::nf4) cas
 if [ "${1-}" = --full ]; then
   long=() packing=(format:: tensor:: --skip the_nearest_element) cases=256
 fi
-triple=$(rustc -vV | sed -n 's/^host: //p')
-# Stable compilers have the sanitizer, and take the flag if they are told that they may. In the profile for development there
-# are debug assertions. With a target of its own, build scripts and macros are built without it.
-CARGO_TARGET_DIR=$target/memory RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
-  cargo test --target "$triple" -p unit-tests --lib --test mapped -- "${tables[@]}" "${long[@]}"
+. scripts/crates.sh
+profile=profile.release.package
+RUSTC_WORKSPACE_WRAPPER=$PWD/testing/unit-tests/sanitizing-rustc cargo test --release "${with_unit_tests[@]}" \
+  --test core --test mapped \
+  --config "$profile.unit-tests.opt-level=1" --config "$profile.unit-tests.debug-assertions=true" \
+  --config "$profile.unit-tests.overflow-checks=true" -- "${tables[@]}" "${long[@]}"
 
 if cargo +nightly miri --version >/dev/null 2>&1; then
   CARGO_TARGET_DIR=$target/miri MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-deterministic-floats' PROPTEST_CASES=$cases \
-    cargo +nightly miri test -p unit-tests --lib -- "${packing[@]}"
+    cargo +nightly miri test -p unit-tests --test core -- "${packing[@]}"
 else
   echo "packing was not run in Miri: rustup component add miri rust-src --toolchain nightly" >&2
 fi

@@ -89,7 +89,8 @@ PRETEND_CUDA_SANITIZE=$sanitize cargo test --release -p pretend-cuda --target-di
 # Every kernel in several orders of threads; what models and tools do with them, in one.
 if [ -n "$sanitize" ] && [ $# = 0 ]; then
   # Ranks talk to each other. The others take long and launch what tests beside them launch.
-  skipped=(ranks:: cards:: graph:: memory:: experts::a_batch experts::biases fused::merged matmul::gradients_in_parts)
+  skipped=(ranks:: cards:: graph:: memory:: steps:: experts::a_batch experts::biases fused::merged matmul::gradients_in_parts)
+  skipped+=(step_experts::experts_of_steps step_orders:: step_ragged::each_sequence)
   cargo test --release "${crates[@]}" --test 'cuda*' -- "${skipped[@]/#/--skip=}"
 elif [ $# != 0 ]; then
   cargo test --release "${crates[@]}" --test 'cuda*' "$@"
@@ -100,7 +101,8 @@ else
   for mode in on eager; do
     CANDLE_QUANT_GRAPH=$mode PRETEND_CUDA_SCHEDULES=random cargo test --release "${core[@]}" --bench decode_steps -- --tiny
   done
-  PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl \
-    -p candle-quant-models -p candle-quant-nn -p candle-quant-tools --test 'cuda*'
-  PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl -p candle-quant-models --lib -- on_device on_ranks
+  # Of the models alone, what they depend on would be compiled anew, with fewer features.
+  others=(-p candle-quant-models -p candle-quant-nn -p candle-quant-tools --features nccl)
+  PRETEND_CUDA_SCHEDULES=random cargo test --release "${others[@]}" --test 'cuda*'
+  PRETEND_CUDA_SCHEDULES=random cargo test --release "${others[@]}" --lib -- on_device on_ranks
 fi

@@ -21,11 +21,10 @@ step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 # Tests run side by side: a thread of candle's pool that looks for work takes a core from others.
 export CANDLE_BARRIER_POOL_SPIN_LIMIT=0
 
-# Together, so that what they depend on is built once.
 step "the crates"
-crates=(--release --workspace --exclude pretend-cuda --exclude bindings --exclude published --exclude unit-tests)
-cargo test "${crates[@]}"
-scripts/interface-changes.sh "${crates[@]}"
+. scripts/crates.sh
+cargo test --release "${crates[@]}"
+scripts/interface-changes.sh --release "${crates[@]}"
 built=${CARGO_TARGET_DIR:-target}
 "$built/release/examples/qlora" --steps 2 --out "$built/qlora" >/dev/null
 "$built/release/examples/qlora" --steps 3 --out "$built/qlora" --resume
