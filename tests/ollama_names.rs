@@ -44,7 +44,10 @@ fn names_are_looked_up_in_the_stores() {
     let home_model = model("home");
     rename(&home_model, "host:5000/some-one/Mixed.Case/Q4");
     fs::rename(home_model.root(), &store).unwrap();
-    env::set_current_dir(here.path()).unwrap();
+    // A folder deeper: what `../m` is, is not for others to say.
+    let inner = here.path().join("inner");
+    fs::create_dir(&inner).unwrap();
+    env::set_current_dir(inner).unwrap();
     env::set_var("HOME", home.path());
     env::remove_var("OLLAMA_MODELS");
     env::set_var("HF_HUB_CACHE", home.path().join("hub"));
