@@ -38,16 +38,16 @@ fn model_type(name: &str) -> String {
 /// One test, as all of it depends on the environment and the working directory.
 #[test]
 fn names_are_looked_up_in_the_stores() {
-    let (home, other, here) = (tempfile::tempdir().unwrap(), model("other"), tempfile::tempdir().unwrap());
+    let (home, other, above) = (tempfile::tempdir().unwrap(), model("other"), tempfile::tempdir().unwrap());
     let store = home.path().join(".ollama/models");
     fs::create_dir_all(store.parent().unwrap()).unwrap();
     let home_model = model("home");
     rename(&home_model, "host:5000/some-one/Mixed.Case/Q4");
     fs::rename(home_model.root(), &store).unwrap();
     // A folder deeper: what `../m` is, is not for others to say.
-    let inner = here.path().join("inner");
-    fs::create_dir(&inner).unwrap();
-    env::set_current_dir(inner).unwrap();
+    let here = above.path().join("here");
+    fs::create_dir(&here).unwrap();
+    env::set_current_dir(&here).unwrap();
     env::set_var("HOME", home.path());
     env::remove_var("OLLAMA_MODELS");
     env::set_var("HF_HUB_CACHE", home.path().join("hub"));
@@ -99,14 +99,14 @@ fn names_are_looked_up_in_the_stores() {
     assert!(error.to_string().contains(other.root().to_str().unwrap()), "{error}");
     assert!(!error.to_string().contains(store.to_str().unwrap()), "{error}");
     // A store that is not there is one without the model.
-    env::set_var("OLLAMA_MODELS", here.path().join("missing"));
+    env::set_var("OLLAMA_MODELS", here.join("missing"));
     rejected(Checkpoint::open("m"), &["no model `m:latest`", "missing"]);
     env::set_var("OLLAMA_MODELS", "");
     assert_eq!(model_type("m"), "home");
 
     // What exists as a path is not looked up.
     let mlx = folder(&json!({"model_type": "path"}), &NORM);
-    fs::rename(mlx.path(), here.path().join("m")).unwrap();
+    fs::rename(mlx.path(), here.join("m")).unwrap();
     let checkpoint = Checkpoint::open("m").unwrap();
     assert_eq!(
         (checkpoint.kind(), &checkpoint.config()["model_type"]),
