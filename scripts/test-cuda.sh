@@ -5,7 +5,7 @@
 #   scripts/test-cuda.sh [--asan | --core] [arguments of cargo test]
 #   scripts/test-cuda.sh --clippy | --build
 #
-# Each launch of the core's tests runs in two orders of threads, or in those of PRETEND_CUDA_SCHEDULES.
+# Each launch of the core's tests runs in two orders of threads, or as PRETEND_CUDA_SCHEDULES says.
 # --asan: emulator and kernels compiled with AddressSanitizer and UndefinedBehaviorSanitizer; threads run in one order,
 # as memory is what is looked at; the tests of the core alone, which launch every kernel.
 # --core: the tests of the core alone.

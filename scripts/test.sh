@@ -55,7 +55,11 @@ step "candle-transformers on a patched candle-nn"
 scripts/patched-candle.sh
 
 step "the CUDA backend on the pretend driver"
-if [ "${1-}" = --full ]; then PRETEND_CUDA_SCHEDULES=all scripts/test-cuda.sh; else scripts/test-cuda.sh; fi
+case ${1-} in
+  --full) PRETEND_CUDA_SCHEDULES=all scripts/test-cuda.sh ;;
+  --ci) PRETEND_CUDA_SCHEDULES=some scripts/test-cuda.sh ;; # the sanitizers' run is one more
+  *) scripts/test-cuda.sh ;;
+esac
 
 if [ -n "${1-}" ]; then
   step "the same with sanitizers"

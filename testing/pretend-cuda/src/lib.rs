@@ -22,7 +22,7 @@
 //!
 //! | variable | |
 //! |---|---|
-//! | `PRETEND_CUDA_SCHEDULES` | `forward` (default), `reverse`, `random`: the order in which threads and blocks run. `two`: every launch runs in the random one and, by turns, in one of the others; `all`: in each of the three; a difference in any bit of device memory is an error |
+//! | `PRETEND_CUDA_SCHEDULES` | `forward` (default), `reverse`, `random`: the order in which threads and blocks run. `two`: every launch runs in the random one and, by turns, in one of the others; `some`: two of five launches do; `all`: in each of the three; a difference in any bit of device memory is an error |
 //! | `PRETEND_CUDA_SEED` | of the random order |
 //! | `PRETEND_CUDA_MEMORY` | bytes of each device, 16 GiB if it is not set |
 //! | `PRETEND_CUDA_CARD` | KB of shared memory that a block may ask for: `64` (compute capability 7.5), `99` (8.6), `163` (8.0), `227` (9.0, default) |

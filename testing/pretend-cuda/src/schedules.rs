@@ -26,11 +26,18 @@ fn schedules_in_turn() -> Result<&'static [Schedule]> {
             Err(_) | Ok("forward") => Ok(vec![vec![Schedule::Forward]]),
             Ok("reverse") => Ok(vec![vec![Schedule::Reverse]]),
             Ok("random") => Ok(vec![vec![random]]),
+            Ok("some") => Ok(vec![
+                vec![random],
+                vec![Schedule::Forward, random],
+                vec![random],
+                vec![Schedule::Reverse, random],
+                vec![random],
+            ]),
             Ok("two") => Ok([Schedule::Forward, Schedule::Reverse].map(|one| vec![one, random]).into()),
             Ok("all") => Ok(vec![vec![Schedule::Forward, Schedule::Reverse, random]]),
             Ok(other) => Err(format!(
                 "PRETEND_CUDA_SCHEDULES is {other}; it can be forward, reverse, random, two (random, and one of the others \
-                 by turns), or all"
+                 by turns), some (two of five launches in two), or all"
             )),
         }
     };
