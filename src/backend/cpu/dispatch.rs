@@ -9,6 +9,7 @@
 //! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
 //! | · | more, to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
+//! | ·, one | 32 and more | int8 AVX2 | int8 AVX2 | int8 AVX2 | f32 tiles | f32 tiles |
 //! | `avx512vnni` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | FP8 GEMV | f32 GEMV |
 //! | ·, three digits | 2 to 8 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
@@ -19,7 +20,7 @@
 //! | | 32 and more | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
 //! Digits are those of activations in integer kernels ([`Digits`]). GGML's K and IQ types are columns of affine formats; those with
-//! groups of 16 without AMX. IQ4 types have no integer kernel on AVX2. FP8 with float scales is MXFP8's, without AMX, too.
+//! groups of 16 without AMX. IQ4 types have no integer kernel on AVX2, eight bits only that of one row to four. FP8 with float scales is MXFP8's, without AMX, too.
 //!
 //! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
 //! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast
@@ -41,7 +42,7 @@ use super::fast_kernel::{
 use super::int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni};
 use super::isa::InstructionSet;
 #[cfg(target_arch = "x86_64")]
-use super::isa::{amx_tile::Amx, avx512::Avx512Vnni};
+use super::isa::{amx_tile::Amx, avx2::Avx2, avx512::Avx512Vnni};
 use super::matrix::PackedMatrix;
 use super::tasks::{self, Threads};
 use crate::format::Real;
@@ -66,6 +67,9 @@ pub(super) enum Algorithm {
     Int8Few(Int8Gemm<Avx512Vnni>),
     #[cfg(target_arch = "x86_64")]
     Int8Many(Int8Gemm<Avx512Vnni>),
+    /// The same for many, with AVX2.
+    #[cfg(target_arch = "x86_64")]
+    Int8ManyAvx2(Int8Gemm<Avx2>),
     /// E4M3 elements in f32, in fewer AVX-512 instructions.
     #[cfg(target_arch = "x86_64")]
     Fp8Gemv(Fp8Gemv),
@@ -101,6 +105,8 @@ impl Algorithm {
             #[cfg(target_arch = "x86_64")]
             Self::Int8Many(kernel) => Runner::Whole(kernel),
             #[cfg(target_arch = "x86_64")]
+            Self::Int8ManyAvx2(kernel) => Runner::Whole(kernel),
+            #[cfg(target_arch = "x86_64")]
             Self::Fp8Gemv(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Int8Amx(kernel) => Runner::Whole(kernel),
@@ -130,6 +136,10 @@ enum RowsOfX {
 
 /// The largest M of the f32 GEMV.
 pub(super) const MAX_FEW: usize = 31;
+
+/// The smallest M above it.
+#[cfg(target_arch = "x86_64")]
+const MANY: usize = MAX_FEW + 1;
 
 impl RowsOfX {
     fn of(m: usize) -> Self {
@@ -163,6 +173,8 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(isa) => match (digits.count, m) {
             (_, ..=1) | (1 | 2, ..=4) => &[Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa))],
+            // More digits take as much time as f32, or more.
+            (1, MANY..) => &[Algorithm::Int8ManyAvx2(Int8Gemm::new(*isa))],
             _ => &[],
         },
         #[cfg(target_arch = "x86_64")]

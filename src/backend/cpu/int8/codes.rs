@@ -5,7 +5,7 @@ use crate::QuantFormat;
 
 /// What the codes are.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(in super::super) enum Kind {
     /// Unsigned integers with float scales, or those of super-blocks.
     Uint(Bits),
     /// E2M1 elements, to be looked up, with E8M0 scales: these have any exponent that f32 has, and only their products with
@@ -21,7 +21,7 @@ pub(super) enum Kind {
 
 /// How the codes of a format are integers.
 #[derive(Clone, Copy)]
-pub(super) struct IntegerCodes {
+pub(in super::super) struct IntegerCodes {
     pub(super) kind: Kind,
     /// The integer of a code less this is a multiple of `unit`, and around zero.
     pub(super) center: i32,

@@ -10,25 +10,87 @@
 use super::super::aligned::Aligned;
 use super::super::fast_kernel::{Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel};
 use super::super::group_params::GroupParams;
-use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::output::in_parts_of;
 use super::super::row_gemv::LANES;
 use super::super::tasks::Threads;
-use super::codes::{IntegerCodes, Kind};
+use super::codes::IntegerCodes;
 use super::fixed_point::LIMB_BITS;
+use super::outliers::{Magnitudes, Outlier};
 use super::panel_columns::Columns;
-use super::unpack::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4};
-use super::weight_panels::{unpack_rows, Panel, PanelParams, DEPTH};
+use super::weight_panels::{Panel, PanelParams, DEPTH};
 use super::x_tiles::{Layout, Tile, XTiles};
-use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// What fills panels and tiles of x, and the proof that the CPU has its instructions.
+pub(in super::super) trait Panels: Copy + Send + Sync + 'static {
+    /// What finds outliers.
+    fn magnitudes(self) -> impl Magnitudes;
+
+    /// See [`PanelParams::load`].
+    ///
+    /// # Safety
+    /// The CPU has the features that a value proves, here and below.
+    unsafe fn load(
+        params: &mut PanelParams,
+        matrix: &PackedMatrix,
+        codes: &IntegerCodes,
+        rows: (usize, usize),
+        of_rows: &mut GroupParams,
+    );
+
+    /// Unpacks [`DEPTH`] elements of up to sixteen rows, from element `first` of each on, or as many as there are; zeros follow
+    /// them to the end of what is unpacked at a time. Where there are fewer rows, the last one is taken again. For
+    /// [`Layout::Rows`], which multiply signed bytes, codes are less their center.
+    ///
+    /// # Safety
+    /// The matrix has `rows` rows, at least one, from `first_row` on. `panel` has the vectors of [`DEPTH`] elements.
+    unsafe fn unpack(
+        of: (&IntegerCodes, Layout),
+        matrix: &PackedMatrix,
+        rows: (usize, usize),
+        first: usize,
+        panel: &mut Panel,
+    );
+
+    /// Adds the products of outliers, those in columns of the chunk and in some rows of x, to their sums.
+    ///
+    /// # Safety
+    /// See [`Self::load`].
+    unsafe fn add_outliers(
+        columns: Columns,
+        chunk: Chunk,
+        outliers: (&[Outlier], Range<usize>),
+        sums: &mut Sums,
+    );
+
+    /// Fills in a group of a tile's row: a multiple of 16 numbers up to 128.
+    ///
+    /// # Safety
+    /// See [`Self::load`].
+    unsafe fn fill<const DIGITS: usize>(
+        tile: &mut Tile,
+        group_and_row: (usize, usize),
+        x: &[f32],
+        center: i32,
+        order: (&[u8; 64], Layout),
+    );
+}
 
 /// What multiplies panels with tiles of x, and the proof that the CPU has its instructions.
 pub(in super::super) trait Multiplier: Copy + Send + Sync + 'static {
+    type Panels: Panels;
+
     /// How it reads rows of x.
     const LAYOUT: Layout;
+
+    /// The most rows of a tile, for one, two and three digits.
+    const LARGEST_TILE: [usize; 3];
+
+    /// The rows that smaller ones may have, ascending.
+    const SMALLER_TILES: &'static [usize];
 
     /// Panels that it multiplies together.
     const TOGETHER: usize;
@@ -40,7 +102,10 @@ pub(in super::super) trait Multiplier: Copy + Send + Sync + 'static {
     type InUse;
 
     /// The proof that the CPU has what else is used here.
-    fn vnni(self) -> Avx512Vnni;
+    fn panels(self) -> Self::Panels;
+
+    /// Whether it multiplies integers like those of these codes.
+    fn has_room(codes: &IntegerCodes) -> bool;
 
     /// Gets ready for tiles of `size` rows and groups of `group_size`.
     ///
@@ -51,7 +116,7 @@ pub(in super::super) trait Multiplier: Copy + Send + Sync + 'static {
     /// Adds the products of all panels with all tiles to their sums.
     ///
     /// # Safety
-    /// The CPU has the features that [`Self::vnni`] proves; [`Self::begin`] has got ready for these tiles and groups.
+    /// The CPU has the features that a value proves; [`Self::begin`] has got ready for these tiles and groups.
     unsafe fn add<const DIGITS: usize>(chunk: Chunk, tiles: &[Tile], sums: &mut Sums);
 }
 
@@ -65,6 +130,7 @@ pub(in super::super) struct Chunk<'a> {
     /// The first, and how many: whole groups.
     pub(super) elements: (usize, usize),
     pub(super) group_size: usize,
+    pub(super) of: &'a IntegerCodes,
 }
 
 /// The kernel.
@@ -78,6 +144,12 @@ impl<M: Multiplier> Int8Gemm<M> {
         Self { multiplier }
     }
 
+    /// The codes of a format that is multiplied.
+    fn codes_of(format: QuantFormat) -> Option<IntegerCodes> {
+        let codes = IntegerCodes::of(format).filter(|_| format.group_size() >= M::LEAST_GROUP);
+        codes.filter(M::has_room)
+    }
+
     fn prepared(
         &self,
         format: QuantFormat,
@@ -85,16 +157,15 @@ impl<M: Multiplier> Int8Gemm<M> {
         digits: Digits,
         threads: Threads,
     ) -> Result<Prepared<M>, NotRepresentable> {
-        let codes = IntegerCodes::of(format).ok_or(NotRepresentable)?;
-        let (isa, group_size) = (self.multiplier.vnni(), format.group_size());
-        let x = XTiles::new(isa, (&codes, format.bits()), (group_size, M::LAYOUT), (x, k), digits, threads)?;
+        let codes = Self::codes_of(format).ok_or(NotRepresentable)?;
+        let x = XTiles::new(self.multiplier, (&codes, format), (x, k), digits, threads)?;
         Ok(Prepared { multiplier: self.multiplier, codes, x })
     }
 }
 
 impl<M: Multiplier> RowKernel for Int8Gemm<M> {
     fn supports(&self, format: QuantFormat) -> bool {
-        format.group_size() >= M::LEAST_GROUP && IntegerCodes::of(format).is_some()
+        Self::codes_of(format).is_some()
     }
 
     fn prepare(
@@ -110,7 +181,7 @@ impl<M: Multiplier> RowKernel for Int8Gemm<M> {
 
 impl<M: Multiplier> FastKernel for Int8Gemm<M> {
     fn supports(&self, format: QuantFormat) -> bool {
-        format.group_size() >= M::LEAST_GROUP && IntegerCodes::of(format).is_some()
+        Self::codes_of(format).is_some()
     }
 
     fn prepare(
@@ -196,18 +267,14 @@ impl<M: Multiplier> Prepared<M> {
         tiles: &[Tile],
         each: impl FnMut(&Sums, usize),
     ) {
-        // SAFETY: `multiplier` proves that the CPU has the features of the functions.
-        unsafe {
-            match self.x.digits {
-                1 => self.multiply_codes::<1>(matrix, rows, tiles, each),
-                2 => self.multiply_codes::<2>(matrix, rows, tiles, each),
-                _ => self.multiply_codes::<3>(matrix, rows, tiles, each),
-            }
+        match self.x.digits {
+            1 => self.multiply_codes::<1>(matrix, rows, tiles, each),
+            2 => self.multiply_codes::<2>(matrix, rows, tiles, each),
+            _ => self.multiply_codes::<3>(matrix, rows, tiles, each),
         }
     }
 
     /// See [`Self::multiply`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
     fn multiply_codes<const DIGITS: usize>(
         &self,
         matrix: &PackedMatrix,
@@ -227,11 +294,13 @@ impl<M: Multiplier> Prepared<M> {
         let together = if count <= MAX_STREAMED { M::TOGETHER } else { ROWS_OF_TASK / LANES };
         for panel in 0..panels.min(together) {
             let mut of_panel = PanelParams::new(matrix, has_biases);
-            of_panel.load(matrix, &self.codes, lanes_of(panel), &mut of_rows);
+            // SAFETY: `multiplier` proves that the CPU has the features.
+            unsafe { M::Panels::load(&mut of_panel, matrix, &self.codes, lanes_of(panel), &mut of_rows) };
             params.push(of_panel);
         }
         let mut codes = Aligned::<u8>::new(params.len() * DEPTH * LANES);
-        let columns = Columns { format: matrix.format, codes: &self.codes, layout: M::LAYOUT };
+        let of = &self.codes;
+        let columns = Columns { format: matrix.format, codes: of, layout: M::LAYOUT };
         // Tiles may have rows of zeros at their ends, whose sums the next tile takes.
         let stride = count + last_tile.size;
         let of_panels = vec![[0f32; LANES]; params.len() * stride];
@@ -242,62 +311,31 @@ impl<M: Multiplier> Prepared<M> {
             let some = (panels - first_panel).min(params.len());
             if first_panel > 0 {
                 for (panel, params) in params.iter_mut().take(some).enumerate() {
-                    params.load(matrix, &self.codes, lanes_of(first_panel + panel), &mut of_rows);
+                    // SAFETY: as above.
+                    unsafe {
+                        M::Panels::load(params, matrix, of, lanes_of(first_panel + panel), &mut of_rows)
+                    };
                 }
                 sums.of_panels.fill([0.; LANES]);
             }
             for first in (0..matrix.k).step_by(DEPTH) {
                 let codes = &mut codes.as_chunks_mut::<64>().0[..some * (DEPTH / 4)];
                 for (panel, codes) in codes.chunks_exact_mut(DEPTH / 4).enumerate() {
-                    // SAFETY: the caller has enabled the features; the weight has the panel's rows.
-                    unsafe { self.unpack(matrix, lanes_of(first_panel + panel), first, codes) };
+                    let rows = lanes_of(first_panel + panel);
+                    // SAFETY: as above; the weight has the panel's rows.
+                    unsafe { M::Panels::unpack((of, M::LAYOUT), matrix, rows, first, codes) };
                 }
                 let elements = (first, (matrix.k - first).min(DEPTH));
-                let chunk = Chunk { codes, params: &params[..some], elements, group_size };
-                // SAFETY: `begin` has been called for tiles of this size and these groups.
-                unsafe { M::add::<DIGITS>(chunk, tiles, &mut sums) };
+                let chunk = Chunk { codes, params: &params[..some], elements, group_size, of };
                 let outliers = self.x.outliers.in_columns(elements.0..elements.0 + elements.1);
-                columns.add_outliers(chunk, (outliers, first_x..first_x + count), &mut sums);
-            }
-            each(&sums, first_panel * LANES);
-        }
-    }
-
-    /// See [`unpack_rows`]; for tiles, which multiply signed bytes, codes are less their center.
-    ///
-    /// # Safety
-    /// The conditions of [`unpack_rows`].
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
-    unsafe fn unpack(&self, matrix: &PackedMatrix, rows: (usize, usize), first: usize, codes: &mut Panel) {
-        // SAFETY: the caller vouches for the rows; codes have the width that their kind says.
-        unsafe {
-            match self.codes.kind {
-                Kind::Uint(Bits::One) => unpack_rows::<1, AFFINE>(matrix, rows, first, codes),
-                Kind::Uint(Bits::Two) => unpack_rows::<2, AFFINE>(matrix, rows, first, codes),
-                Kind::Uint(Bits::Three) => unpack_rows::<3, AFFINE>(matrix, rows, first, codes),
-                Kind::Uint(Bits::Four) => unpack_rows::<4, AFFINE>(matrix, rows, first, codes),
-                Kind::Uint(Bits::Five) => unpack_rows::<5, AFFINE>(matrix, rows, first, codes),
-                Kind::Uint(Bits::Six) => unpack_rows::<6, AFFINE>(matrix, rows, first, codes),
-                Kind::Uint(Bits::Eight) => unpack_rows::<8, AFFINE>(matrix, rows, first, codes),
-                Kind::Mxfp4 | Kind::Nvfp4 => unpack_rows::<4, MXFP4>(matrix, rows, first, codes),
-                Kind::Iq4 => unpack_rows::<4, IQ4>(matrix, rows, first, codes),
-                Kind::Iq(IqTable::Iq1S) => unpack_rows::<2, IQ1_S>(matrix, rows, first, codes),
-                Kind::Iq(IqTable::Iq1M) => unpack_rows::<3, IQ1_M>(matrix, rows, first, codes),
-                Kind::Iq(IqTable::Iq2) => unpack_rows::<3, IQ2>(matrix, rows, first, codes),
-                Kind::Iq(IqTable::Iq3Xxs) => unpack_rows::<4, IQ3_XXS>(matrix, rows, first, codes),
-                Kind::Iq(IqTable::Iq3S) => unpack_rows::<4, IQ3_S>(matrix, rows, first, codes),
-            }
-        }
-        if matches!(M::LAYOUT, Layout::Rows) {
-            let center = _mm512_set1_epi8(self.codes.center as i8);
-            for codes in codes {
-                // SAFETY: the array has the bytes of a vector.
+                // SAFETY: as above; `begin` has been called for tiles of this size and these groups.
                 unsafe {
-                    let unsigned = _mm512_loadu_si512(codes.as_ptr().cast());
-                    _mm512_storeu_si512(codes.as_mut_ptr().cast(), _mm512_sub_epi8(unsigned, center));
+                    M::add::<DIGITS>(chunk, tiles, &mut sums);
+                    let outliers = (outliers, first_x..first_x + count);
+                    M::Panels::add_outliers(columns, chunk, outliers, &mut sums);
                 }
             }
+            each(&sums, first_panel * LANES);
         }
     }
 }

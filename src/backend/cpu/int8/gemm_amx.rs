@@ -8,6 +8,7 @@
 
 use super::super::isa::amx_tile::{self, Amx, Line, Tiles, LEFT, RIGHT, ROWS};
 use super::super::isa::avx512::Avx512Vnni;
+use super::codes::IntegerCodes;
 use super::fixed_point::LIMBS;
 use super::gemm::{scaled, Chunk, Multiplier, Sums};
 use super::weight_panels::DEPTH;
@@ -27,14 +28,23 @@ struct Waiting<'a> {
 }
 
 impl Multiplier for Amx {
+    type Panels = Avx512Vnni;
+
     const LAYOUT: Layout = Layout::Rows;
+    const LARGEST_TILE: [usize; 3] = [ROWS; 3];
+    // All tiles of some rows of x have the same size.
+    const SMALLER_TILES: &'static [usize] = &[];
     const TOGETHER: usize = 2;
     // Smaller ones fill a quarter of a tile, and sums are scaled as often.
     const LEAST_GROUP: usize = 32;
     type InUse = Tiles;
 
-    fn vnni(self) -> Avx512Vnni {
+    fn panels(self) -> Avx512Vnni {
         self.vnni
+    }
+
+    fn has_room(_codes: &IntegerCodes) -> bool {
+        true
     }
 
     unsafe fn begin(self, size: usize, group_size: usize) -> Tiles {
@@ -45,7 +55,7 @@ impl Multiplier for Amx {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
     unsafe fn add<const DIGITS: usize>(chunk: Chunk, tiles: &[Tile], sums: &mut Sums) {
-        let Chunk { codes, params, elements: (first, count), group_size } = chunk;
+        let Chunk { codes, params, elements: (first, count), group_size, .. } = chunk;
         let (first_group, groups) = (first / group_size, count / group_size);
         let end = first_group + groups;
         assert!(codes.len() >= params.len() * (DEPTH / 4) && groups * group_size <= DEPTH);

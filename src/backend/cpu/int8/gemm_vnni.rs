@@ -4,19 +4,29 @@
 
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::row_gemv::LANES;
+use super::codes::IntegerCodes;
 use super::gemm::{scaled, Chunk, Multiplier, Sums};
 use super::weight_panels::{Panel, PanelParams, DEPTH};
 use super::x_tiles::{Layout, Tile};
 use std::arch::x86_64::*;
 
 impl Multiplier for Avx512Vnni {
+    type Panels = Self;
+
     const LAYOUT: Layout = Layout::Words;
+    // Sums fill 24 registers at most.
+    const LARGEST_TILE: [usize; 3] = [16, 12, 8];
+    const SMALLER_TILES: &'static [usize] = &[1, 2, 4, 8, 12];
     const TOGETHER: usize = 1;
     const LEAST_GROUP: usize = 0;
     type InUse = ();
 
-    fn vnni(self) -> Avx512Vnni {
+    fn panels(self) -> Avx512Vnni {
         self
+    }
+
+    fn has_room(_codes: &IntegerCodes) -> bool {
+        true
     }
 
     unsafe fn begin(self, _size: usize, _group_size: usize) {}
@@ -24,7 +34,7 @@ impl Multiplier for Avx512Vnni {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
     unsafe fn add<const DIGITS: usize>(chunk: Chunk, tiles: &[Tile], sums: &mut Sums) {
-        let Chunk { codes, params, elements, group_size } = chunk;
+        let Chunk { codes, params, elements, group_size, .. } = chunk;
         for tile in tiles {
             for (panel, (codes, params)) in codes.chunks_exact(DEPTH / 4).zip(params).enumerate() {
                 let task = Task { codes, params, tile, elements, group_size };

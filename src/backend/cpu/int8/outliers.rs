@@ -34,7 +34,7 @@ const ROWS_AT_ONCE: usize = 16;
 
 /// A number, its row of x and its column.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Outlier {
+pub(in super::super) struct Outlier {
     k: u32,
     m: u32,
     pub(super) x: f32,
@@ -182,7 +182,7 @@ impl Outliers {
 
 /// What is counted of the magnitudes of a group, a multiple of sixteen numbers up to 128. A value proves that the CPU has the
 /// instructions.
-pub(super) trait Magnitudes: Copy + Sync {
+pub(in super::super) trait Magnitudes: Copy + Sync {
     /// The largest magnitude that is no outlier in a group; `Some(None)` if there are no outliers, `None` if the group has a
     /// number that is no fixed-point number.
     fn limit(self, group: &[f32]) -> Option<Option<f32>>;

@@ -1,5 +1,7 @@
 //! Outliers of x times columns of weights that have been unpacked into panels.
 
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to become vectors.
+
 use super::super::row_gemv::LANES;
 use super::codes::IntegerCodes;
 use super::gemm::{Chunk, Sums};
@@ -8,12 +10,11 @@ use super::weight_panels::{place, Panel, PanelParams, DEPTH};
 use super::x_tiles::Layout;
 use crate::format::ZeroPoint;
 use crate::QuantFormat;
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// How the weights of a column are read from panels.
 #[derive(Clone, Copy)]
-pub(super) struct Columns<'a> {
+pub(in super::super) struct Columns<'a> {
     pub(super) format: QuantFormat,
     pub(super) codes: &'a IntegerCodes,
     /// Panels have codes less their center for [`Layout::Rows`].
@@ -21,9 +22,8 @@ pub(super) struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// Adds the products of outliers, those in columns of the chunk and in some rows of x, to their sums.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    /// See [`Panels::add_outliers`](super::gemm::Panels::add_outliers).
+    #[inline(always)] // With the instructions that the caller may use.
     pub(super) fn add_outliers(
         self,
         chunk: Chunk,
@@ -32,7 +32,7 @@ impl Columns<'_> {
     ) {
         for (panel, (codes, params)) in chunk.codes.chunks_exact(DEPTH / 4).zip(chunk.params).enumerate() {
             // Many rows of x have theirs in the same columns.
-            let (mut column, mut weights) = (None, _mm512_setzero_ps());
+            let (mut column, mut weights) = (None, [0.; LANES]);
             for outlier in outliers {
                 let (row, k) = (outlier.row(), outlier.column());
                 if !rows_of_x.contains(&row) {
@@ -43,11 +43,8 @@ impl Columns<'_> {
                     weights = self.weights(codes, params, (k - chunk.elements.0, k / chunk.group_size));
                 }
                 let sum: &mut [f32; LANES] = &mut sums.rows_from(panel, row)[0];
-                // SAFETY: the array has the sixteen numbers of a vector.
-                unsafe {
-                    let with =
-                        _mm512_fmadd_ps(_mm512_set1_ps(outlier.x), weights, _mm512_loadu_ps(sum.as_ptr()));
-                    _mm512_storeu_ps(sum.as_mut_ptr(), with);
+                for lane in 0..LANES {
+                    sum[lane] = outlier.x.mul_add(weights[lane], sum[lane]);
                 }
             }
         }
@@ -55,37 +52,28 @@ impl Columns<'_> {
 
     /// The weights of a panel's rows in a column, as the scalar reference dequantizes them: an outlier shows every bit of a
     /// weight that is almost zero.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn weights(self, codes: &Panel, params: &PanelParams, (element, group): (usize, usize)) -> __m512 {
+    #[inline(always)]
+    fn weights(self, codes: &Panel, params: &PanelParams, (element, group): (usize, usize)) -> [f32; LANES] {
         let (vector, byte) = place(self.format.bits(), element);
-        let (upper, lower) = (_mm512_set1_epi32(24 - 8 * byte as i32), _mm512_set1_epi32(24));
-        let center = _mm512_set1_epi32(self.codes.center);
-        // SAFETY: the arrays have the bytes of a vector.
-        let (bytes, scales) = unsafe {
-            (
-                _mm512_loadu_si512(codes[vector].as_ptr().cast()),
-                _mm512_loadu_ps(params.scales[group].as_ptr()),
-            )
+        let (codes, scales) = (codes[vector].as_chunks::<4>().0, &params.scales[group]);
+        let (zero_point, center) = (self.format.zero_point(), self.codes.center);
+        let biases = match zero_point {
+            ZeroPoint::None => &[0.; LANES],
+            ZeroPoint::Midpoint | ZeroPoint::Bias => &params.stored_biases[group],
         };
-        let bytes = _mm512_sllv_epi32(bytes, upper);
-        let (codes, centered) = match self.layout {
-            Layout::Words => {
-                let codes = _mm512_srlv_epi32(bytes, lower);
-                (codes, _mm512_sub_epi32(codes, center))
-            }
-            Layout::Rows => {
-                let centered = _mm512_srav_epi32(bytes, lower);
-                (_mm512_add_epi32(centered, center), centered)
-            }
-        };
-        // SAFETY: as above.
-        let biases = || unsafe { _mm512_loadu_ps(params.stored_biases[group].as_ptr()) };
-        let codes = _mm512_cvtepi32_ps(codes);
-        match self.format.zero_point() {
-            ZeroPoint::None => _mm512_mul_ps(_mm512_cvtepi32_ps(centered), scales),
-            ZeroPoint::Midpoint => _mm512_fmadd_ps(codes, scales, biases()),
-            ZeroPoint::Bias => _mm512_add_ps(_mm512_mul_ps(codes, scales), biases()),
+        let mut weights = [0.; LANES];
+        for lane in 0..LANES {
+            let code = (u32::from_le_bytes(codes[lane]) >> (8 * byte)) as u8;
+            let code = match self.layout {
+                Layout::Words => i32::from(code),
+                Layout::Rows => i32::from(code as i8) + center,
+            };
+            weights[lane] = match zero_point {
+                ZeroPoint::None => (code - center) as f32 * scales[lane],
+                ZeroPoint::Midpoint => (code as f32).mul_add(scales[lane], biases[lane]),
+                ZeroPoint::Bias => code as f32 * scales[lane] + biases[lane],
+            };
         }
+        weights
     }
 }

@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 pub(super) const DEPTH: usize = 512;
 
 /// Whether codes of this width are transposed packed: some of them fill four bytes.
-const fn transposed_packed(bits: usize) -> bool {
+pub(super) const fn transposed_packed(bits: usize) -> bool {
     matches!(bits, 1 | 2 | 4 | 8)
 }
 
@@ -52,12 +52,10 @@ const fn step_bytes(bits: usize) -> usize {
     }
 }
 
-/// Unpacks [`DEPTH`] elements of up to sixteen rows, from element `first` of each on, or as many as there are; zeros follow
-/// them to the end of a step. Where there are fewer rows, the last one is taken again.
+/// See [`Panels::unpack`](super::gemm::Panels::unpack).
 ///
 /// # Safety
-/// The caller enables the features. The matrix has `rows` rows, at least one, from `first_row` on, with codes of `BITS` bits.
-/// `panel` has the vectors of [`DEPTH`] elements.
+/// The caller enables the features, and vouches for what that asks for; codes have `BITS` bits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
 pub(super) unsafe fn unpack_rows<const BITS: usize, const KIND: u8>(
@@ -219,7 +217,7 @@ fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
 }
 
 /// Scales and biases of a panel's rows, a vector of sixteen rows for each group.
-pub(super) struct PanelParams {
+pub(in super::super) struct PanelParams {
     /// Times the unit of the codes.
     pub(super) scales: Vec<[f32; LANES]>,
     /// Of codes less their center: `q * s + b = (q - center) * s + (b + center * s)`. None where the format has none.

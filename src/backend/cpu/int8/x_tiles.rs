@@ -2,20 +2,14 @@
 
 use super::super::aligned::Aligned;
 use super::super::fast_kernel::{Digits, NotRepresentable};
-use super::super::isa::amx_tile::ROWS;
-use super::super::isa::avx512::Avx512Vnni;
 use super::super::tasks::{self, Threads};
 use super::codes::IntegerCodes;
 use super::fixed_point::unit_of_limbs;
+use super::gemm::{Multiplier, Panels};
 use super::outliers::{Found, Outliers};
 use super::weight_panels::element;
+use crate::QuantFormat;
 use std::arch::x86_64::*;
-
-/// The most rows of a tile, for one, two and three digits: their sums fill 24 registers at most.
-const LARGEST: [usize; 3] = [16, 12, 8];
-
-/// The rows that tiles may have, ascending.
-const SIZES: [usize; 6] = [1, 2, 4, 8, 12, 16];
 
 /// How the digits of a tile lie: words of four, for the four elements of a panel's vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +50,7 @@ pub(in super::super) struct Tile {
 }
 
 /// Numbers of the largest group.
-const LARGEST_GROUP: usize = 128;
+pub(super) const LARGEST_GROUP: usize = 128;
 
 /// A group in digits: `[digit, highest first]`, bytes in the order of panels.
 type Bytes = [[u8; LARGEST_GROUP]; 3];
@@ -64,26 +58,28 @@ type Bytes = [[u8; LARGEST_GROUP]; 3];
 impl XTiles {
     /// # Errors
     /// If there is a number that is no fixed-point number, or too many are outliers.
-    pub(super) fn new(
-        isa: Avx512Vnni,
-        (codes, bits): (&IntegerCodes, usize),
-        (group_size, layout): (usize, Layout),
+    pub(super) fn new<M: Multiplier>(
+        multiplier: M,
+        (codes, format): (&IntegerCodes, QuantFormat),
         (x, k): (&[f32], usize),
         digits: Digits,
         threads: Threads,
     ) -> Result<Self, NotRepresentable> {
-        let found = Found::new(isa.avx512, (x, k), group_size, digits, threads)?;
+        let (group_size, layout) = (format.group_size(), M::LAYOUT);
+        let found = Found::new(multiplier.panels().magnitudes(), (x, k), group_size, digits, threads)?;
         let (m, digits) = (x.len() / k, digits.count);
+        let largest = M::LARGEST_TILE.get(digits - 1).copied().unwrap_or(1);
         let largest = match layout {
-            Layout::Words => LARGEST.get(digits - 1).copied().unwrap_or(1),
-            Layout::Rows => m.min(ROWS),
+            Layout::Words => largest,
+            Layout::Rows => m.min(largest),
         };
         let tile = |first: usize| {
             let rows = (m - first).min(largest);
             let groups = k / group_size;
             let (size, words, offsets) = match layout {
                 Layout::Words => {
-                    (SIZES.into_iter().find(|size| *size >= rows).unwrap_or(largest), k / 4, groups)
+                    let smaller = M::SMALLER_TILES.iter().copied().find(|size| *size >= rows);
+                    (smaller.unwrap_or(largest).min(largest), k / 4, groups)
                 }
                 Layout::Rows => (largest, (k / 4).next_multiple_of(WORDS_OF_BLOCK), 0),
             };
@@ -98,7 +94,7 @@ impl XTiles {
             }
         };
         let mut tiles: Vec<Tile> = (0..m).step_by(largest).map(tile).collect();
-        let order: [u8; 64] = std::array::from_fn(|byte| element(bits, byte / 4, byte % 4) as u8);
+        let order: [u8; 64] = std::array::from_fn(|byte| element(format.bits(), byte / 4, byte % 4) as u8);
         let fill = |_: usize, tile: &mut Tile| {
             let rows = x.chunks_exact(k).skip(tile.first).take(tile.rows);
             for (row, x) in rows.enumerate() {
@@ -111,12 +107,13 @@ impl XTiles {
                         outliers.take_out(group * group_size, rest);
                         x = rest;
                     }
-                    // SAFETY: `isa` proves that the CPU has the features of the functions.
+                    let (at, order) = ((group, row), (&order, layout));
+                    // SAFETY: `multiplier` proves that the CPU has the features of the functions.
                     unsafe {
                         match digits {
-                            1 => tile.fill::<1>((group, row), x, codes.center, (&order, layout)),
-                            2 => tile.fill::<2>((group, row), x, codes.center, (&order, layout)),
-                            _ => tile.fill::<3>((group, row), x, codes.center, (&order, layout)),
+                            1 => M::Panels::fill::<1>(tile, at, x, codes.center, order),
+                            2 => M::Panels::fill::<2>(tile, at, x, codes.center, order),
+                            _ => M::Panels::fill::<3>(tile, at, x, codes.center, order),
                         }
                     }
                 }
@@ -133,7 +130,7 @@ impl XTiles {
 impl Tile {
     /// Fills in a group of a row, a multiple of 16 numbers up to 128.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma")]
-    fn fill<const DIGITS: usize>(
+    pub(super) fn fill<const DIGITS: usize>(
         &mut self,
         (group, row): (usize, usize),
         x: &[f32],

@@ -19,7 +19,10 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon(_) => vec![],
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2(isa) => vec![Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa))],
+        InstructionSet::Avx2(isa) => vec![
+            Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa)),
+            Algorithm::Int8ManyAvx2(Int8Gemm::new(*isa)),
+        ],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512(isa) => vec![Algorithm::Fp8Gemv(Fp8Gemv::new(*isa))],
         #[cfg(target_arch = "x86_64")]
@@ -48,6 +51,8 @@ fn name(algorithm: Algorithm) -> &'static str {
         Algorithm::Int8Few(_) => "int8 VNNI, few",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8Many(_) => "int8 VNNI, many",
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Int8ManyAvx2(_) => "int8 AVX2, many",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Fp8Gemv(_) => "FP8 GEMV",
         #[cfg(target_arch = "x86_64")]
@@ -172,7 +177,12 @@ fn the_table_is_the_documented_one() {
                     ("avx512vnni", 5..32) if one == "int8 GEMV" => "int8 VNNI, few",
                     _ => want,
                 };
+                let has_room_in_panels = has_room_in_avx2 && format.element().uint() != Some(Bits::Eight);
                 for count in [1, 2] {
+                    let want = match (isa.name(), m, count) {
+                        ("avx2", 32.., 1) if one == "int8 GEMV" && has_room_in_panels => "int8 AVX2, many",
+                        _ => want,
+                    };
                     let fewer = Digits { count, strict: false };
                     assert_eq!(name(choose(isa, m, format, fewer)), want, "{} {format} m={m}", isa.name());
                 }

@@ -23,7 +23,7 @@ const fn largest(bits: usize, kind: u8) -> usize {
 }
 
 /// How many sums of two products with bytes have room in 16 bits with a sign.
-pub(super) const fn sums_in_16_bits(bits: usize, kind: u8) -> usize {
+pub(in super::super) const fn sums_in_16_bits(bits: usize, kind: u8) -> usize {
     i16::MAX as usize / (2 * 128 * largest(bits, kind))
 }
 
@@ -36,7 +36,7 @@ pub(super) const fn sums_in_16_bits(bits: usize, kind: u8) -> usize {
 /// The block has `4 * VECTORS * BITS` bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn load_block<const BITS: usize, const VECTORS: usize, const KIND: u8>(
+pub(in super::super) unsafe fn load_block<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     from: *const u8,
 ) -> [__m256i; VECTORS] {
     let mut codes = [_mm256_setzero_si256(); VECTORS];
