@@ -20,7 +20,8 @@
 //! | | 32 and more | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
 //! Digits are those of activations in integer kernels ([`Digits`]). GGML's K and IQ types are columns of affine formats; those with
-//! groups of 16 without AMX. IQ4 types have no integer kernel on AVX2, eight bits only that of one row to four. FP8 with float scales is MXFP8's, without AMX, too.
+//! groups of 16 without AMX. IQ4 types have no integer kernel on AVX2, codes of eight bits none for 32 rows and
+//! more. FP8 with float scales is MXFP8's, without AMX, too.
 //!
 //! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
 //! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast
@@ -137,10 +138,6 @@ enum RowsOfX {
 /// The largest M of the f32 GEMV.
 pub(super) const MAX_FEW: usize = 31;
 
-/// The smallest M above it.
-#[cfg(target_arch = "x86_64")]
-const MANY: usize = MAX_FEW + 1;
-
 impl RowsOfX {
     fn of(m: usize) -> Self {
         match m {
@@ -171,10 +168,10 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon(_) => &[],
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx2(isa) => match (digits.count, m) {
-            (_, ..=1) | (1 | 2, ..=4) => &[Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa))],
-            // More digits take as much time as f32, or more.
-            (1, MANY..) => &[Algorithm::Int8ManyAvx2(Int8Gemm::new(*isa))],
+        InstructionSet::Avx2(isa) => match (digits.count, rows, m) {
+            (_, RowsOfX::One, _) | (1 | 2, _, ..=4) => &[Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa))],
+            // Two digits gain little, three take more time than f32.
+            (1, RowsOfX::Many, _) => &[Algorithm::Int8ManyAvx2(Int8Gemm::new(*isa))],
             _ => &[],
         },
         #[cfg(target_arch = "x86_64")]

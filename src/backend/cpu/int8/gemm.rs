@@ -1,6 +1,6 @@
 //! Several rows of x times integer codes: what the kernels for vectors and for tiles share.
 //!
-//! Sixteen rows of the weight are unpacked once into a panel ([`unpack_rows`]), one row to a lane, and multiplied with all
+//! Sixteen rows of the weight are unpacked once into a panel ([`Panels`]), one row to a lane, and multiplied with all
 //! rows of x, which are fixed-point numbers ([`XTiles`]). Products of a whole group are summed up in integers, exactly, before
 //! the sum is scaled: for each group and digit one conversion, where the kernel of one row has one for every eight codes.
 //!
@@ -16,71 +16,16 @@ use super::super::row_gemv::LANES;
 use super::super::tasks::Threads;
 use super::codes::IntegerCodes;
 use super::fixed_point::LIMB_BITS;
-use super::outliers::{Magnitudes, Outlier};
 use super::panel_columns::Columns;
-use super::weight_panels::{Panel, PanelParams, DEPTH};
+use super::weight_panels::{Panel, PanelParams, Panels, DEPTH};
 use super::x_tiles::{Layout, Tile, XTiles};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// What fills panels and tiles of x, and the proof that the CPU has its instructions.
-pub(in super::super) trait Panels: Copy + Send + Sync + 'static {
-    /// What finds outliers.
-    fn magnitudes(self) -> impl Magnitudes;
-
-    /// See [`PanelParams::load`].
-    ///
-    /// # Safety
-    /// The CPU has the features that a value proves, here and below.
-    unsafe fn load(
-        params: &mut PanelParams,
-        matrix: &PackedMatrix,
-        codes: &IntegerCodes,
-        rows: (usize, usize),
-        of_rows: &mut GroupParams,
-    );
-
-    /// Unpacks [`DEPTH`] elements of up to sixteen rows, from element `first` of each on, or as many as there are; zeros follow
-    /// them to the end of what is unpacked at a time. Where there are fewer rows, the last one is taken again. For
-    /// [`Layout::Rows`], which multiply signed bytes, codes are less their center.
-    ///
-    /// # Safety
-    /// The matrix has `rows` rows, at least one, from `first_row` on. `panel` has the vectors of [`DEPTH`] elements.
-    unsafe fn unpack(
-        of: (&IntegerCodes, Layout),
-        matrix: &PackedMatrix,
-        rows: (usize, usize),
-        first: usize,
-        panel: &mut Panel,
-    );
-
-    /// Adds the products of outliers, those in columns of the chunk and in some rows of x, to their sums.
-    ///
-    /// # Safety
-    /// See [`Self::load`].
-    unsafe fn add_outliers(
-        columns: Columns,
-        chunk: Chunk,
-        outliers: (&[Outlier], Range<usize>),
-        sums: &mut Sums,
-    );
-
-    /// Fills in a group of a tile's row: a multiple of 16 numbers up to 128.
-    ///
-    /// # Safety
-    /// See [`Self::load`].
-    unsafe fn fill<const DIGITS: usize>(
-        tile: &mut Tile,
-        group_and_row: (usize, usize),
-        x: &[f32],
-        center: i32,
-        order: (&[u8; 64], Layout),
-    );
-}
-
 /// What multiplies panels with tiles of x, and the proof that the CPU has its instructions.
 pub(in super::super) trait Multiplier: Copy + Send + Sync + 'static {
+    /// What fills its panels and tiles.
     type Panels: Panels;
 
     /// How it reads rows of x.
@@ -104,8 +49,10 @@ pub(in super::super) trait Multiplier: Copy + Send + Sync + 'static {
     /// The proof that the CPU has what else is used here.
     fn panels(self) -> Self::Panels;
 
-    /// Whether it multiplies integers like those of these codes.
-    fn has_room(codes: &IntegerCodes) -> bool;
+    /// Whether it has room for products of these integers.
+    fn has_room(_codes: &IntegerCodes) -> bool {
+        true
+    }
 
     /// Gets ready for tiles of `size` rows and groups of `group_size`.
     ///
@@ -131,6 +78,37 @@ pub(in super::super) struct Chunk<'a> {
     pub(super) elements: (usize, usize),
     pub(super) group_size: usize,
     pub(super) of: &'a IntegerCodes,
+}
+
+/// A panel and a tile of `M` rows, of which some elements along K are multiplied by vectors.
+#[derive(Clone, Copy)]
+pub(super) struct Task<'a> {
+    pub(super) codes: &'a Panel,
+    pub(super) params: &'a PanelParams,
+    pub(super) tile: &'a Tile,
+    /// The first, and how many: whole groups.
+    pub(super) elements: (usize, usize),
+    pub(super) group_size: usize,
+}
+
+impl Task<'_> {
+    /// The groups, for each of which the panel has codes, scales, and biases if it has any, and the tile words, offsets, units
+    /// and sums.
+    ///
+    /// # Panics
+    /// If one of these is missing.
+    #[inline(always)]
+    pub(super) fn groups<const DIGITS: usize, const M: usize>(&self) -> Range<usize> {
+        let Self { codes, params, tile, elements: (first, count), group_size } = self;
+        let (groups, vectors) = (first / group_size..(first + count) / group_size, count / 4);
+        assert!(codes.len() >= vectors && tile.size == M);
+        assert!(tile.words.len() >= (first / 4 + vectors) * M * DIGITS);
+        assert!(tile.offsets.len() >= groups.end * M * DIGITS);
+        assert!(tile.units.len() >= groups.end * M && tile.sums.len() >= groups.end * M);
+        assert!(params.scales.len() >= groups.end);
+        assert!(params.biases.is_empty() || params.biases.len() >= groups.end);
+        groups
+    }
 }
 
 /// The kernel.

@@ -8,7 +8,6 @@
 
 use super::super::isa::amx_tile::{self, Amx, Line, Tiles, LEFT, RIGHT, ROWS};
 use super::super::isa::avx512::Avx512Vnni;
-use super::codes::IntegerCodes;
 use super::fixed_point::LIMBS;
 use super::gemm::{scaled, Chunk, Multiplier, Sums};
 use super::weight_panels::DEPTH;
@@ -41,10 +40,6 @@ impl Multiplier for Amx {
 
     fn panels(self) -> Avx512Vnni {
         self.vnni
-    }
-
-    fn has_room(_codes: &IntegerCodes) -> bool {
-        true
     }
 
     unsafe fn begin(self, size: usize, group_size: usize) -> Tiles {

@@ -7,10 +7,10 @@ use super::super::isa::avx2::Avx2;
 use super::super::row_gemv::LANES;
 use super::codes::IntegerCodes;
 use super::fixed_point::LIMB_BITS;
-use super::gemm::{Chunk, Multiplier, Sums};
+use super::gemm::{Chunk, Multiplier, Sums, Task};
 use super::gemv_avx2::unpack::sums_in_16_bits;
 use super::unpack::with_codes;
-use super::weight_panels::{Panel, PanelParams, DEPTH};
+use super::weight_panels::DEPTH;
 use super::x_tiles::{Layout, Tile};
 use std::arch::x86_64::*;
 
@@ -65,17 +65,6 @@ impl Multiplier for Avx2 {
     }
 }
 
-/// A panel and a tile, of which some elements along K are multiplied.
-#[derive(Clone, Copy)]
-struct Task<'a> {
-    codes: &'a Panel,
-    params: &'a PanelParams,
-    tile: &'a Tile,
-    /// The first, and how many: whole groups.
-    elements: (usize, usize),
-    group_size: usize,
-}
-
 /// Adds the products of a panel with a tile of `M` rows of x to their sums; those of `VECTORS` vectors, a part of a group, are
 /// added up in 16 bits.
 #[inline]
@@ -84,23 +73,16 @@ fn add_tile<const DIGITS: usize, const M: usize, const VECTORS: usize>(
     task: Task,
     sums: &mut [[f32; LANES]],
 ) {
-    let Task { codes, params, tile, elements: (first, count), group_size } = task;
-    let (first_group, groups, vectors) = (first / group_size, count / group_size, group_size / 4);
-    assert!(codes.len() >= groups * vectors && tile.size == M && sums.len() == M);
-    assert!(vectors.is_multiple_of(VECTORS));
-    assert!(tile.words.len() >= (first / 4 + groups * vectors) * M * DIGITS);
-    let end = first_group + groups;
-    assert!(
-        tile.offsets.len() >= end * M * DIGITS && tile.units.len() >= end * M && tile.sums.len() >= end * M
-    );
-    assert!(params.scales.len() >= end && (params.biases.is_empty() || params.biases.len() >= end));
+    let groups = task.groups::<DIGITS, M>();
+    let Task { codes, params, tile, elements: (first, _), group_size } = task;
+    let vectors = group_size / 4;
+    assert!(sums.len() == M && vectors.is_multiple_of(VECTORS));
     let ones = _mm256_set1_epi16(1);
-    for group in first_group..end {
-        let first_vector = (group - first_group) * vectors;
+    for group in groups {
+        let first_vector = group * vectors - first / 4;
         for half in [0, LANES / 2] {
-            // SAFETY: the assertions: the tile has words for every vector of the panel's groups, and offsets, units and sums
-            // for every group; the panel has scales for every group, and biases if it has any. A half of sixteen lanes is a
-            // vector, in bytes four times as far on.
+            // SAFETY: the tile and the panel have what [`Task::groups`] says for every group, and there are sums for all rows. A
+            // half of sixteen lanes is a vector, in bytes four times as far on.
             unsafe {
                 let offsets = tile.offsets.as_ptr().add(group * M * DIGITS);
                 let mut counts = [[_mm256_setzero_si256(); DIGITS]; M];

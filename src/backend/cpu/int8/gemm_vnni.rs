@@ -4,9 +4,8 @@
 
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::row_gemv::LANES;
-use super::codes::IntegerCodes;
-use super::gemm::{scaled, Chunk, Multiplier, Sums};
-use super::weight_panels::{Panel, PanelParams, DEPTH};
+use super::gemm::{scaled, Chunk, Multiplier, Sums, Task};
+use super::weight_panels::DEPTH;
 use super::x_tiles::{Layout, Tile};
 use std::arch::x86_64::*;
 
@@ -23,10 +22,6 @@ impl Multiplier for Avx512Vnni {
 
     fn panels(self) -> Avx512Vnni {
         self
-    }
-
-    fn has_room(_codes: &IntegerCodes) -> bool {
-        true
     }
 
     unsafe fn begin(self, _size: usize, _group_size: usize) {}
@@ -53,35 +48,17 @@ impl Multiplier for Avx512Vnni {
     }
 }
 
-/// A panel and a tile, of which some elements along K are multiplied.
-#[derive(Clone, Copy)]
-struct Task<'a> {
-    codes: &'a Panel,
-    params: &'a PanelParams,
-    tile: &'a Tile,
-    /// The first, and how many: whole groups.
-    elements: (usize, usize),
-    group_size: usize,
-}
-
 /// Adds the products of a panel with a tile of `M` rows of x to their sums.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
 fn add_tile<const DIGITS: usize, const M: usize>(task: Task, sums: &mut [[f32; LANES]]) {
-    let Task { codes, params, tile, elements: (first, count), group_size } = task;
-    let (first_group, groups, vectors) = (first / group_size, count / group_size, group_size / 4);
-    assert!(codes.len() >= groups * vectors && tile.size == M && sums.len() == M);
-    assert!(tile.words.len() >= (first / 4 + groups * vectors) * M * DIGITS);
-    let end = first_group + groups;
-    assert!(
-        tile.offsets.len() >= end * M * DIGITS && tile.units.len() >= end * M && tile.sums.len() >= end * M
-    );
-    assert!(params.scales.len() >= end && (params.biases.is_empty() || params.biases.len() >= end));
+    let groups = task.groups::<DIGITS, M>();
+    let Task { codes, params, tile, elements: (first, _), group_size } = task;
+    assert!(sums.len() == M);
     let mut words = tile.words[first / 4 * M * DIGITS..].as_ptr();
     let mut codes = codes.as_ptr();
-    for group in first_group..end {
-        // SAFETY: the assertions: the tile has words for every vector of the panel's groups, and offsets, units and sums for
-        // every group; the panel has scales for every group, and biases if it has any.
+    for group in groups {
+        // SAFETY: the tile and the panel have what [`Task::groups`] says for every group, and there are sums for all rows.
         unsafe {
             let offsets = tile.offsets.as_ptr().add(group * M * DIGITS);
             let mut counts = [[_mm512_setzero_si512(); DIGITS]; M];
@@ -90,7 +67,7 @@ fn add_tile<const DIGITS: usize, const M: usize>(task: Task, sums: &mut [[f32; L
                     counts[row][digit] = _mm512_set1_epi32(*offsets.add(row * DIGITS + digit));
                 }
             }
-            for _ in 0..vectors {
+            for _ in 0..group_size / 4 {
                 let weights = _mm512_loadu_si512(codes.cast());
                 for row in 0..M {
                     for digit in 0..DIGITS {

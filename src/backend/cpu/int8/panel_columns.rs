@@ -22,7 +22,7 @@ pub(in super::super) struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// See [`Panels::add_outliers`](super::gemm::Panels::add_outliers).
+    /// See [`Panels::add_outliers`](super::weight_panels::Panels::add_outliers).
     #[inline(always)] // With the instructions that the caller may use.
     pub(super) fn add_outliers(
         self,

@@ -7,12 +7,12 @@ use super::super::isa::avx2::Avx2;
 use super::super::matrix::PackedMatrix;
 use super::codes::IntegerCodes;
 use super::fixed_point::unit_of_limbs;
-use super::gemm::{Chunk, Panels, Sums};
+use super::gemm::{Chunk, Sums};
 use super::gemv_avx2::unpack::load_block;
 use super::outliers::{Magnitudes, Outlier};
 use super::panel_columns::Columns;
 use super::unpack::with_codes;
-use super::weight_panels::{transposed_packed, Panel, PanelParams, DEPTH};
+use super::weight_panels::{rows_of_panel, transposed_packed, Panel, PanelParams, Panels};
 use super::x_tiles::{Layout, Tile, LARGEST_GROUP};
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -141,21 +141,18 @@ const fn step_bytes(bits: usize) -> usize {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack_rows<const BITS: usize, const KIND: u8>(
     matrix: &PackedMatrix,
-    (first_row, rows): (usize, usize),
+    rows: (usize, usize),
     first: usize,
     panel: &mut Panel,
 ) {
     let step = const { step_bytes(BITS) };
     let vectors = const { step_bytes(BITS) * 8 / BITS / 4 };
-    let (start, row_bytes) = (first * BITS / 8, matrix.k * BITS / 8);
-    let present = (row_bytes - start).min(DEPTH * BITS / 8);
-    let words: [&[u32]; 16] = std::array::from_fn(|row| matrix.row_words(first_row + row.min(rows - 1)));
-    assert!(words.iter().all(|words| words.len() * 4 == row_bytes));
+    let (starts, present) = rows_of_panel(matrix, rows, first, BITS);
     let (whole, rest) = (present / step, present % step);
     let mut tails = [[0u8; 32]; 16];
     for index in 0..present.div_ceil(step) {
         let to = &mut panel[index * vectors..][..vectors];
-        let mut from = words.map(|words| words.as_ptr().cast::<u8>().wrapping_add(start + index * step));
+        let mut from = starts.map(|start| start.wrapping_add(index * step));
         if index == whole {
             // The rest of each row, with zeros behind it.
             for row in 0..16 {

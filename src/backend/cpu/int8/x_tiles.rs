@@ -4,12 +4,10 @@ use super::super::aligned::Aligned;
 use super::super::fast_kernel::{Digits, NotRepresentable};
 use super::super::tasks::{self, Threads};
 use super::codes::IntegerCodes;
-use super::fixed_point::unit_of_limbs;
-use super::gemm::{Multiplier, Panels};
+use super::gemm::Multiplier;
 use super::outliers::{Found, Outliers};
-use super::weight_panels::element;
+use super::weight_panels::{element, Panels};
 use crate::QuantFormat;
-use std::arch::x86_64::*;
 
 /// How the digits of a tile lie: words of four, for the four elements of a panel's vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +50,6 @@ pub(in super::super) struct Tile {
 /// Numbers of the largest group.
 pub(super) const LARGEST_GROUP: usize = 128;
 
-/// A group in digits: `[digit, highest first]`, bytes in the order of panels.
-type Bytes = [[u8; LARGEST_GROUP]; 3];
-
 impl XTiles {
     /// # Errors
     /// If there is a number that is no fixed-point number, or too many are outliers.
@@ -79,7 +74,7 @@ impl XTiles {
             let (size, words, offsets) = match layout {
                 Layout::Words => {
                     let smaller = M::SMALLER_TILES.iter().copied().find(|size| *size >= rows);
-                    (smaller.unwrap_or(largest).min(largest), k / 4, groups)
+                    (smaller.unwrap_or(largest), k / 4, groups)
                 }
                 Layout::Rows => (largest, (k / 4).next_multiple_of(WORDS_OF_BLOCK), 0),
             };
@@ -124,86 +119,5 @@ impl XTiles {
             Threads::This => tiles.iter_mut().for_each(|tile| fill(0, tile)),
         }
         Ok(Self { digits, m, tiles, outliers: found.by_columns() })
-    }
-}
-
-impl Tile {
-    /// Fills in a group of a row, a multiple of 16 numbers up to 128.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma")]
-    pub(super) fn fill<const DIGITS: usize>(
-        &mut self,
-        (group, row): (usize, usize),
-        x: &[f32],
-        center: i32,
-        (order, layout): (&[u8; 64], Layout),
-    ) {
-        let mut bytes: Bytes = [[0; LARGEST_GROUP]; 3];
-        let mut largest = _mm512_setzero_ps();
-        let mut sum = _mm512_setzero_ps();
-        for x in x.chunks_exact(16) {
-            // SAFETY: a chunk has the sixteen numbers of a vector.
-            let x = unsafe { _mm512_loadu_ps(x.as_ptr()) };
-            largest = _mm512_max_ps(largest, _mm512_abs_ps(x));
-            sum = _mm512_add_ps(sum, x);
-        }
-        let unit = unit_of_limbs(_mm512_reduce_max_ps(largest), DIGITS);
-        let inverse = _mm512_set1_ps(1. / unit);
-        let mut totals = [_mm512_setzero_si512(); DIGITS];
-        for (index, x) in x.chunks_exact(16).enumerate() {
-            // SAFETY: a chunk has the sixteen numbers of a vector.
-            let x = _mm512_mul_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) }, inverse);
-            let mut rest = _mm512_cvtps_epi32(x);
-            for digit in (0..DIGITS).rev() {
-                // The lowest byte, signed, is subtracted, and the rest shifted.
-                let value = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
-                totals[digit] = _mm512_add_epi32(totals[digit], value);
-                if let Some(to) = bytes[digit].chunks_exact_mut(16).nth(index) {
-                    // SAFETY: a chunk has the sixteen bytes that are written.
-                    unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(value)) };
-                }
-                rest = _mm512_srai_epi32::<8>(_mm512_sub_epi32(rest, value));
-            }
-        }
-        // SAFETY: the table has the bytes of a vector.
-        let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
-        let first_word = group * x.len() / 4;
-        for digit in 0..DIGITS {
-            for (half, bytes) in bytes[digit].chunks_exact_mut(64).enumerate().take(x.len().div_ceil(64)) {
-                // SAFETY: a chunk has the bytes of a vector, and so has the array.
-                let words: [i32; 16] = unsafe {
-                    let natural = _mm512_loadu_si512(bytes.as_ptr().cast());
-                    std::mem::transmute::<__m512i, [i32; 16]>(_mm512_permutexvar_epi8(order, natural))
-                };
-                let words = &words[..(x.len() / 4 - 16 * half).min(16)];
-                let first = first_word + 16 * half;
-                match layout {
-                    Layout::Words => {
-                        let mut at = (first * self.size + row) * DIGITS + digit;
-                        for word in words {
-                            if let Some(to) = self.words.get_mut(at) {
-                                *to = *word;
-                            }
-                            at += self.size * DIGITS;
-                        }
-                    }
-                    Layout::Rows => {
-                        let (block, within) = (first / WORDS_OF_BLOCK, first % WORDS_OF_BLOCK);
-                        let at = ((block * DIGITS + digit) * self.size + row) * WORDS_OF_BLOCK + within;
-                        if let Some(to) = self.words.get_mut(at..at + words.len()) {
-                            to.copy_from_slice(words);
-                        }
-                    }
-                }
-            }
-            if let Some(offset) = self.offsets.get_mut((group * self.size + row) * DIGITS + digit) {
-                *offset = -center * _mm512_reduce_add_epi32(totals[digit]);
-            }
-        }
-        if let Some(to) = self.units.get_mut(group * self.size + row) {
-            *to = unit;
-        }
-        if let Some(to) = self.sums.get_mut(group * self.size + row) {
-            *to = _mm512_reduce_add_ps(sum);
-        }
     }
 }
