@@ -88,14 +88,16 @@ pub use nn::{
 };
 // What a model file imports beside the layers, so that one `use` line serves it.
 pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};
-pub use tensor::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat, QuantTensor, SuperBlocks};
+pub use tensor::{
+    DeltaNetConfig, DeltaNetState, DeviceKvCache, KvCache, KvCacheConfig, KvFormat, QuantTensor, SuperBlocks,
+};
 
 /// Attention to a [`KvCache`] or [`DeviceKvCache`], linear attention, tokens drawn from logits, and operations on rows that are
 /// no weights yet. Those of weights are methods of [`QuantTensor`].
 pub mod ops {
     pub use crate::backend::{
-        attention, decode_attention, gated_delta, prefill_attention, quantize_rows, rms_norm_matmul, sample,
-        AttentionOptions, SampleOptions,
+        attention, decode_attention, gated_delta, gated_delta_net, prefill_attention, quantize_rows,
+        rms_norm_matmul, sample, AttentionOptions, DeltaNetInputs, DeltaNetWeights, SampleOptions,
     };
 }
 
@@ -103,8 +105,8 @@ pub mod ops {
 pub mod step {
     pub use crate::backend::step::{QueryGrowth, StepToken, Turn};
     pub use crate::nn::step::{
-        AttentionBlock, BlockOutput, DeviceStep, ExpertsBlock, FeedForwardBlock, HeadBlock, StepBuilder,
-        StepNorm, StepPlan,
+        AttentionBlock, BlockOutput, DeltaNetBlock, DeltaNetProjections, DeviceStep, ExpertsBlock,
+        FeedForwardBlock, HeadBlock, StepBuilder, StepCaches, StepNorm, StepPlan,
     };
 }
 

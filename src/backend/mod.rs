@@ -9,6 +9,7 @@ mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
 mod decode_attention;
+mod delta_net;
 mod experts;
 mod fused;
 mod gated_delta;
@@ -22,6 +23,7 @@ mod reordered;
 pub(crate) mod routing;
 pub(crate) mod sample;
 pub(crate) mod step;
+mod step_caches;
 
 use crate::format::Real;
 use crate::{Error, QuantFormat, QuantTensor};
@@ -34,6 +36,7 @@ use cpu::GroupValues;
 pub(crate) use cuda::StepLaunches;
 pub use decode_attention::decode_attention;
 pub(crate) use decode_attention::NewToken;
+pub use delta_net::{gated_delta_net, DeltaNetInputs, DeltaNetWeights};
 pub use experts::Gating;
 pub(crate) use experts::{experts, weighted_sum, ChosenExperts};
 pub use fused::rms_norm_matmul;
@@ -48,6 +51,7 @@ pub(crate) use prefill_attention::NewTokens;
 pub(crate) use quantize::Parts;
 pub use routing::{ExpertGroups, GroupScore, Scores};
 pub use sample::{sample, SampleOptions};
+pub use step_caches::StepCaches;
 
 #[cfg(target_endian = "big")]
 compile_error!("candle-quant reads packed words as little-endian bytes");

@@ -1,7 +1,7 @@
 //! What stands in for the CUDA backend without the feature `cuda`: the same functions, each an error.
 
 use super::sample::{Choice, Draw};
-use super::step::{CacheRows, GraphMode, Plan};
+use super::step::{GraphMode, Plan, StepMemory};
 use super::{ChosenExperts, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts};
 use crate::tensor::{CachePlace, DeviceRows};
 use crate::{DeviceKvCache, Error, KvFormat, QuantFormat, QuantTensor};
@@ -112,14 +112,14 @@ impl StepLaunches {
         error()
     }
 
-    pub(crate) fn run(&mut self, _: &Tensor, _: &[CacheRows], _: &[u32]) -> Result<Tensor> {
+    pub(crate) fn run(&mut self, _: &Tensor, _: &StepMemory, _: &[u32]) -> Result<Tensor> {
         match *self {}
     }
 
     pub(crate) fn next(
         &mut self,
         _: &[u32],
-        _: &[CacheRows],
+        _: &StepMemory,
         _: &[u32],
         _: (&Choice, Draw),
     ) -> Result<Vec<u32>> {

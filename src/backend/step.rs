@@ -3,9 +3,10 @@
 
 use super::low_rank::Update;
 use super::routing::Routing;
+use super::StepCaches;
 use crate::distributed::Rank;
-use crate::tensor::DeviceRows;
-use crate::{Error, KvCache, QuantTensor};
+use crate::tensor::{DeltaRows, DeviceRows};
+use crate::{DeltaNetConfig, Error, KvCache, QuantTensor};
 use candle_core::Tensor;
 use std::sync::Arc;
 
@@ -95,6 +96,8 @@ pub(crate) struct Heads {
     pub(crate) head_dim: usize,
     pub(crate) q_norm: Option<HeadNorm>,
     pub(crate) k_norm: Option<HeadNorm>,
+    /// Whether each query has a gate behind it, through whose sigmoid it lets what it sees.
+    pub(crate) has_gate: bool,
     /// Whether norms come behind the turn: those of each head alone, then.
     pub(crate) turns_first: bool,
     /// Which of the plan's turns.
@@ -107,6 +110,71 @@ pub(crate) struct Heads {
     pub(crate) sinks: Option<Vec<f32>>,
     /// Which of the caches has its keys and values.
     pub(crate) layer: usize,
+}
+
+impl Heads {
+    /// Numbers between one query and the next.
+    pub(crate) fn query_stride(&self) -> usize {
+        self.head_dim * (1 + usize::from(self.has_gate))
+    }
+}
+
+/// Where the heads of something are among what projections make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lane {
+    /// Which of the projections.
+    pub(crate) projection: usize,
+    /// Numbers that it makes.
+    pub(crate) width: usize,
+    /// Where the first head of keys has its own, and where the next one does from there.
+    pub(crate) start: usize,
+    pub(crate) stride: usize,
+}
+
+/// Where linear attention finds what it is given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeltaLanes {
+    pub(crate) q: Lane,
+    pub(crate) k: Lane,
+    /// Of all heads of values that share a head of keys, as what follows.
+    pub(crate) v: Lane,
+    pub(crate) gate: Lane,
+    pub(crate) decay: Lane,
+    pub(crate) beta: Lane,
+}
+
+/// Linear attention, for whole heads: see [`ops::gated_delta_net`](crate::ops::gated_delta_net).
+#[derive(Debug)]
+pub(crate) struct DeltaNet {
+    pub(crate) config: DeltaNetConfig,
+    pub(crate) lanes: DeltaLanes,
+    /// `[kernel, channels]`.
+    pub(crate) convolution: Vec<f32>,
+    /// How fast heads of values forget, and what is added to their gates.
+    pub(crate) rates: Vec<f32>,
+    pub(crate) gate_bias: Vec<f32>,
+    /// Of a head of values.
+    pub(crate) norm: Norm,
+    /// Whether outputs are the first head of values of each head of keys, then the second of each, and so on.
+    pub(crate) tiled: bool,
+    /// Which of the states is its own.
+    pub(crate) layer: usize,
+}
+
+impl DeltaNet {
+    /// Where a head of values stands among outputs.
+    pub(crate) fn place(&self, head: usize) -> usize {
+        let shared = self.config.shared().max(1);
+        match self.tiled {
+            true => head % shared * self.config.key_heads + head / shared,
+            false => head,
+        }
+    }
+
+    /// Numbers of outputs of a token.
+    pub(crate) fn width(&self) -> usize {
+        self.config.value_heads * self.config.value_dim
+    }
 }
 
 /// What is between the two projections of a feed-forward block.
@@ -191,6 +259,9 @@ pub(crate) struct ExpertBlock {
     pub(crate) out: Out,
 }
 
+/// Projections of one node: parts of queries, keys and values of linear attention, and three more.
+pub(crate) const MOST_PROJECTIONS: usize = 6;
+
 /// One piece of a step. `hidden` is the residual stream, which all rows of a step have in f32; what has no norm takes it as it
 /// is.
 #[derive(Debug)]
@@ -203,10 +274,12 @@ pub(crate) enum Node {
         #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
         first_token: Option<usize>,
     },
-    /// queries, keys, values = each projection of norm(hidden), cut at a number and its negative if there is one.
-    Queries(Option<Norm>, [Projection; 3], Option<f32>),
-    /// Turns queries and keys, appends keys and values to the cache; attended = what queries see there.
+    /// projected = each projection of norm(hidden), [`MOST_PROJECTIONS`] at most, cut at a number and its negative if there is one.
+    Project(Option<Norm>, Vec<Projection>, Option<f32>),
+    /// Turns queries and keys, appends keys and values to the cache, all three projected; attended = what queries see there.
     Attend(Heads),
+    /// Changes a state by what is projected; attended = what it gives.
+    DeltaNet(Box<DeltaNet>),
     /// hidden += what becomes of the projection of attended.
     AddAttended(Projection, Out),
     /// inner = activation(gate) * up of norm(hidden); activation(up) without a gate.
@@ -231,11 +304,11 @@ impl Node {
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn projections(&self) -> Vec<&Projection> {
         match self {
-            Self::Queries(_, projections, _) => projections.iter().collect(),
+            Self::Project(_, projections, _) => projections.iter().collect(),
             Self::AddAttended(projection, _) | Self::AddInner(projection, _) => vec![projection],
             Self::Inner { gate, up, .. } => gate.iter().chain([up]).collect(),
             Self::Logits { head, .. } => vec![head],
-            Self::Embed { .. } | Self::Attend(_) | Self::Experts(_) => Vec::new(),
+            Self::Embed { .. } | Self::Attend(_) | Self::DeltaNet(_) | Self::Experts(_) => Vec::new(),
         }
     }
 }
@@ -274,6 +347,22 @@ pub(crate) struct CacheRows {
     pub(crate) rows: DeviceRows,
     pub(crate) window: Option<usize>,
     pub(crate) is_chunked: bool,
+}
+
+/// The state of a layer on a device.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct StateRows {
+    pub(crate) config: DeltaNetConfig,
+    pub(crate) rows: DeltaRows,
+}
+
+/// What the layers of a plan have on a device, each kind in their order.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct StepMemory {
+    pub(crate) caches: Vec<CacheRows>,
+    pub(crate) states: Vec<StateRows>,
 }
 
 /// Whether the steps of a device are CUDA graphs.
@@ -360,7 +449,11 @@ pub(crate) struct Input<'a> {
 }
 
 /// The logits `[rows, outputs of the head]` of the rows that are wanted.
-pub(crate) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> candle_core::Result<Vec<f32>> {
+pub(crate) fn run(
+    plan: &Plan,
+    input: Input,
+    caches: &mut StepCaches<KvCache>,
+) -> candle_core::Result<Vec<f32>> {
     let Input { tokens, wanted, .. } = input;
     if tokens.is_empty() {
         return Err(Error::mismatch("tokens", "at least one", "none").into());

@@ -2,6 +2,7 @@
 
 mod checks;
 mod column_scaled;
+mod delta_net_state;
 mod kv_cache;
 mod layer_weight;
 mod reordered;
@@ -12,6 +13,8 @@ use candle_core::{Device, Tensor};
 use checks::{check_biases, check_global_scale, check_groups, check_packed};
 pub(crate) use column_scaled::column_scaled_name;
 pub use column_scaled::ColumnScaledTensor;
+pub(crate) use delta_net_state::{DeltaHead, DeltaRows};
+pub use delta_net_state::{DeltaNetConfig, DeltaNetState};
 pub(crate) use kv_cache::{CachePlace, DeviceRows, Layout as KvLayout, Plane as KvPlane, BLOCK as KV_BLOCK};
 pub use kv_cache::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat};
 pub(crate) use layer_weight::reordered_name;

@@ -2,7 +2,7 @@
 
 use super::attention::Visible;
 use super::config::{LayerRope, Window};
-use super::mixer::Mixer;
+use super::mixer::{Mixer, MixerBlock};
 use super::mlp::Mlp;
 use super::moe::SparseMlp;
 use super::norm::Norm;
@@ -12,7 +12,7 @@ use super::Config;
 use candle_core::{Result, Tensor};
 use candle_quant::nn::{LayerWeight, VarBuilder};
 use candle_quant::step::{
-    AttentionBlock, BlockOutput, ExpertsBlock, FeedForwardBlock, StepBuilder, StepNorm,
+    AttentionBlock, BlockOutput, DeltaNetBlock, ExpertsBlock, FeedForwardBlock, StepBuilder, StepNorm,
 };
 use candle_quant::Error;
 
@@ -140,25 +140,48 @@ impl Layer {
         let attention =
             self.attention.block(&turn, self.rope).ok_or_else(|| unplanned("another attention"))?;
         let norm = of_step(&self.attention_norm)?;
-        let out = self.attention_out.of_step(attention.out)?;
-        let attention = AttentionBlock { norm, out, ..attention };
-        let norm = if self.is_parallel { norm } else { of_step(&self.mlp_norm)? };
-        match (&self.mlp, self.is_parallel) {
-            (FeedForward::Dense(mlp), is_parallel) => {
-                let mlp = mlp.block().ok_or_else(|| unplanned("a rank's part of a feed-forward block"))?;
-                let mlp = FeedForwardBlock { norm, out: self.mlp_out.of_step(mlp.out)?, ..mlp };
-                match is_parallel {
-                    true => plan.parallel(attention, mlp),
-                    false => plan.attention(attention).and_then(|()| plan.feed_forward(mlp)),
-                }
+        let of_mlp = if self.is_parallel { norm } else { of_step(&self.mlp_norm)? };
+        let attention = match attention {
+            MixerBlock::Attention(block) => {
+                let out = self.attention_out.of_step(block.out)?;
+                AttentionBlock { norm, out, ..block }
             }
-            (FeedForward::Sparse(experts), false) => {
-                let experts = experts.block().ok_or_else(|| unplanned("a rank's part of experts"))?;
+            MixerBlock::Linear(_) if self.is_parallel => {
+                return Err(unplanned("linear attention beside a feed-forward block"))
+            }
+            MixerBlock::Linear(block) => {
+                let out = self.attention_out.of_step(block.out)?;
+                plan.delta_net(DeltaNetBlock { norm, out, ..block })?;
+                return self.plan_feed_forward(plan, of_mlp);
+            }
+        };
+        match (&self.mlp, self.is_parallel) {
+            (FeedForward::Dense(mlp), true) => plan.parallel(attention, self.dense_block(mlp, of_mlp)?),
+            (FeedForward::Sparse(_), true) => Err(unplanned("experts beside attention")),
+            (_, false) => {
                 plan.attention(attention)?;
+                self.plan_feed_forward(plan, of_mlp)
+            }
+        }
+    }
+
+    fn dense_block<'a>(
+        &'a self,
+        mlp: &'a Mlp,
+        norm: Option<StepNorm<'a>>,
+    ) -> candle_quant::Result<FeedForwardBlock<'a>> {
+        let mlp = mlp.block().ok_or_else(|| unplanned("a rank's part of a feed-forward block"))?;
+        Ok(FeedForwardBlock { norm, out: self.mlp_out.of_step(mlp.out)?, ..mlp })
+    }
+
+    fn plan_feed_forward(&self, plan: &mut StepBuilder, norm: Option<StepNorm>) -> candle_quant::Result<()> {
+        match &self.mlp {
+            FeedForward::Dense(mlp) => plan.feed_forward(self.dense_block(mlp, norm)?),
+            FeedForward::Sparse(experts) => {
+                let experts = experts.block().ok_or_else(|| unplanned("a rank's part of experts"))?;
                 let out = self.mlp_out.of_step(experts.out)?;
                 plan.experts(ExpertsBlock { norm, out, ..experts })
             }
-            (FeedForward::Sparse(_), true) => Err(unplanned("experts beside attention")),
         }
     }
 

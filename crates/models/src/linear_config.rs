@@ -2,7 +2,7 @@
 
 use super::Config;
 use crate::norm::NormKind;
-use candle_quant::{Checkpoint, Error, Result};
+use candle_quant::{Checkpoint, DeltaNetConfig, Error, Result};
 use std::ops::Range;
 
 /// No head in any model's config is larger: a sequence has the product of a head of keys and one of values, which no weight
@@ -145,13 +145,16 @@ impl LinearAttentionConfig {
         }
     }
 
+    /// Sizes of a layer with so many of the heads of keys.
+    pub(crate) fn of_heads(&self, key_heads: usize) -> DeltaNetConfig {
+        let &Self { key_dim, value_dim, kernel, .. } = self;
+        let value_heads = key_heads.saturating_mul(self.shared());
+        DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, kernel }
+    }
+
     /// Bytes that a layer with so many heads of keys has for a text, of any length.
     pub(crate) fn state_bytes(&self, key_heads: usize) -> u64 {
-        let (keys, values) = self.elements(key_heads);
-        let seen =
-            keys.saturating_mul(2).saturating_add(values).saturating_mul(self.kernel.saturating_sub(1));
-        let matrices = values.saturating_mul(self.key_dim);
-        (seen.saturating_add(matrices) as u64).saturating_mul(size_of::<f32>() as u64)
+        self.of_heads(key_heads).size_in_bytes()
     }
 }
 

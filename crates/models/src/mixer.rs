@@ -7,14 +7,27 @@ use super::rope::Positions;
 use super::Config;
 use candle_core::{Result, Tensor};
 use candle_quant::nn::{LayerWeight, VarBuilder};
-use candle_quant::step::{AttentionBlock, Turn};
-use candle_quant::{DeviceKvCache, KvCache, KvFormat};
+use candle_quant::step::{AttentionBlock, DeltaNetBlock, Turn};
+use candle_quant::{DeltaNetState, DeviceKvCache, KvCache, KvFormat};
 
 /// Both have the methods of [`Attention`].
 #[derive(Debug)]
 pub(super) enum Mixer {
     Attention(Box<Attention>),
     Linear(Box<LinearAttention>),
+}
+
+/// What a layer has of the tokens so far.
+pub(super) enum LayerCache<'a> {
+    OnCpu(&'a mut KvCache),
+    OnDevice(&'a mut DeviceKvCache),
+    State(&'a mut DeltaNetState),
+}
+
+/// A layer's part of a plan, between its norms.
+pub(super) enum MixerBlock<'a> {
+    Attention(AttentionBlock<'a>),
+    Linear(DeltaNetBlock<'a>),
 }
 
 impl Mixer {
@@ -28,24 +41,18 @@ impl Mixer {
         }
     }
 
-    pub fn block<'a>(&'a self, turn: &'a Turn, rope: LayerRope) -> Option<AttentionBlock<'a>> {
+    /// None if it is of a kind that plans do not have.
+    pub fn block<'a>(&'a self, turn: &'a Turn, rope: LayerRope) -> Option<MixerBlock<'a>> {
         match self {
-            Self::Attention(attention) => attention.block(turn, rope),
-            Self::Linear(_) => None,
+            Self::Attention(attention) => attention.block(turn, rope).map(MixerBlock::Attention),
+            Self::Linear(linear) => linear.block().map(MixerBlock::Linear),
         }
     }
 
-    pub fn cache_mut(&mut self) -> Option<&mut KvCache> {
+    pub fn cache_mut(&mut self) -> LayerCache<'_> {
         match self {
             Self::Attention(attention) => attention.cache_mut(),
-            Self::Linear(_) => None,
-        }
-    }
-
-    pub fn device_cache_mut(&mut self) -> Option<&mut DeviceKvCache> {
-        match self {
-            Self::Attention(attention) => attention.device_cache_mut(),
-            Self::Linear(_) => None,
+            Self::Linear(linear) => LayerCache::State(linear.state_mut()),
         }
     }
 
@@ -85,28 +92,28 @@ impl Mixer {
     pub fn cache_bytes(&self) -> u64 {
         match self {
             Self::Attention(attention) => attention.cache_bytes(),
-            Self::Linear(linear) => linear.state_bytes(),
+            Self::Linear(linear) => linear.state().size_in_bytes(),
         }
     }
 
     pub fn bytes_seen(&self, tokens: usize, window: Option<Window>) -> u64 {
         match self {
             Self::Attention(attention) => attention.bytes_seen(tokens, window),
-            Self::Linear(linear) => linear.bytes_of_text(),
+            Self::Linear(linear) => linear.state().config().size_in_bytes(),
         }
     }
 
     pub fn cached(&self) -> usize {
         match self {
             Self::Attention(attention) => attention.cached(),
-            Self::Linear(linear) => linear.tokens(),
+            Self::Linear(linear) => linear.state().lens().iter().copied().max().unwrap_or(0),
         }
     }
 
     pub fn clear_cache(&mut self) {
         match self {
             Self::Attention(attention) => attention.clear_cache(),
-            Self::Linear(linear) => linear.clear(),
+            Self::Linear(linear) => linear.state_mut().clear(),
         }
     }
 
@@ -114,7 +121,10 @@ impl Mixer {
     pub fn truncate_cache(&mut self, len: usize) -> bool {
         match self {
             Self::Attention(attention) => attention.truncate_cache(len),
-            Self::Linear(linear) => len >= linear.tokens(),
+            Self::Linear(linear) => {
+                let state = linear.state_mut();
+                (0..state.sequences()).all(|sequence| state.truncate(sequence, len))
+            }
         }
     }
 

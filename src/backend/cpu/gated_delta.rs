@@ -1,5 +1,6 @@
 //! The gated delta rule, head by head.
 
+use super::isa::vectorized;
 use super::tasks;
 
 /// Sizes of a call, each at least 1; `value_heads` is a multiple of `key_heads`.
@@ -48,28 +49,57 @@ fn one_head(sizes: DeltaSizes, inputs: &DeltaInputs, index: usize, state: &mut [
     let DeltaSizes { tokens, key_heads, value_heads, key_dim, value_dim, .. } = sizes;
     let (entry, head) = (index / value_heads, index % value_heads);
     let key_head = head / (value_heads / key_heads);
-    let mut delta = vec![0.; value_dim];
+    let mut room = vec![0.; value_dim];
     for (token, out) in (entry * tokens..).zip(out.chunks_exact_mut(value_dim)) {
         let (by_key, by_value) = (token * key_heads + key_head, token * value_heads + head);
-        let (q, k) = (row(&inputs.q, by_key, key_dim), row(&inputs.k, by_key, key_dim));
         let number = |all: &[f32]| all.get(by_value).copied().unwrap_or_default();
-        let (decay, beta) = (number(&inputs.g).exp(), number(&inputs.beta));
-        // What the decayed state has for this key.
-        delta.fill(0.);
-        for (state, k) in state.chunks_exact_mut(value_dim).zip(k) {
-            for (state, sum) in state.iter_mut().zip(&mut delta) {
-                *state *= decay;
-                *sum += *state * k;
-            }
+        let seen = DeltaToken {
+            q: row(&inputs.q, by_key, key_dim),
+            k: row(&inputs.k, by_key, key_dim),
+            v: row(&inputs.v, by_value, value_dim),
+            decay: number(&inputs.g).exp(),
+            beta: number(&inputs.beta),
+        };
+        change(state, seen, &mut room, out);
+    }
+}
+
+/// What a head is given of a token.
+#[derive(Clone, Copy)]
+pub(super) struct DeltaToken<'a> {
+    pub(super) q: &'a [f32],
+    pub(super) k: &'a [f32],
+    pub(super) v: &'a [f32],
+    /// By what the state is multiplied first.
+    pub(super) decay: f32,
+    pub(super) beta: f32,
+}
+
+/// Changes the state `[key_dim, value_dim]` of a head, and adds what the query sees then to `out`. `room` is for as many numbers
+/// as that.
+pub(super) fn change(state: &mut [f32], token: DeltaToken, room: &mut [f32], out: &mut [f32]) {
+    vectorized!(change_rows(state: &mut [f32], token: DeltaToken, room: &mut [f32], out: &mut [f32]));
+}
+
+#[inline(always)]
+fn change_rows(state: &mut [f32], token: DeltaToken, room: &mut [f32], out: &mut [f32]) {
+    let DeltaToken { q, k, v, decay, beta } = token;
+    let (delta, width) = (room, out.len().max(1));
+    // What the decayed state has for this key.
+    delta.fill(0.);
+    for (state, k) in state.chunks_exact_mut(width).zip(k) {
+        for (state, sum) in state.iter_mut().zip(delta.iter_mut()) {
+            *state *= decay;
+            *sum += *state * k;
         }
-        for (delta, v) in delta.iter_mut().zip(row(&inputs.v, by_value, value_dim)) {
-            *delta = (v - *delta) * beta;
-        }
-        for (state, (k, q)) in state.chunks_exact_mut(value_dim).zip(k.iter().zip(q)) {
-            for ((state, delta), sum) in state.iter_mut().zip(&delta).zip(out.iter_mut()) {
-                *state += k * delta;
-                *sum += *state * q;
-            }
+    }
+    for (delta, v) in delta.iter_mut().zip(v) {
+        *delta = (v - *delta) * beta;
+    }
+    for (state, (k, q)) in state.chunks_exact_mut(width).zip(k.iter().zip(q)) {
+        for ((state, delta), sum) in state.iter_mut().zip(delta.iter()).zip(out.iter_mut()) {
+            *state += k * delta;
+            *sum += *state * q;
         }
     }
 }

@@ -57,7 +57,7 @@ impl Default for BlockOutput<'_> {
 pub struct AttentionBlock<'a> {
     /// Of the block's input.
     pub norm: Option<StepNorm<'a>>,
-    /// Hidden state to queries, `[heads * head_dim, hidden]`.
+    /// Hidden state to queries, `[heads * head_dim, hidden]`; with gates `[heads * 2 * head_dim, hidden]`.
     pub q_proj: &'a Linear,
     /// Hidden state to keys, `[kv_heads * head_dim, hidden]`.
     pub k_proj: &'a Linear,
@@ -67,6 +67,8 @@ pub struct AttentionBlock<'a> {
     pub o_proj: &'a Linear,
     /// Elements of a head.
     pub head_dim: usize,
+    /// Whether each query has a gate behind it, and what it sees is multiplied by the gate's sigmoid.
+    pub has_gate: bool,
     /// Queries, keys and values are cut at this number and its negative.
     pub clip: Option<f64>,
     /// Of queries: of each head by a weight `[head_dim]` or `[heads, head_dim]`; of all heads of a token together by one of
@@ -100,6 +102,7 @@ impl<'a> AttentionBlock<'a> {
             v_proj,
             o_proj,
             head_dim,
+            has_gate: false,
             clip: None,
             q_norm: None,
             k_norm: None,

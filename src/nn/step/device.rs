@@ -1,11 +1,10 @@
 //! A plan on a CUDA device.
 
-use super::StepPlan;
+use super::{StepCaches, StepPlan};
 use crate::backend::sample::{finite, Choice, Draw, SampleOptions};
-use crate::backend::step::{CacheRows, GraphMode, NO_POSITION};
-use crate::{backend, DeviceKvCache, Error, Result};
+use crate::backend::step::{CacheRows, GraphMode, StateRows, StepMemory, NO_POSITION};
+use crate::{backend, DeltaNetState, DeviceKvCache, Error, Result};
 use candle_core::{DType, Device, Tensor};
-use std::borrow::{Borrow, BorrowMut};
 use std::fmt;
 
 /// The steps of a [`StepPlan`] on a CUDA device, for one token of each of a number of sequences, or of some of them, each of its own
@@ -74,13 +73,17 @@ fn graph_mode(value: Option<&str>) -> Result<GraphMode> {
 
 impl DeviceStep {
     /// Runs a token of each sequence through all layers: their keys and values are appended to the caches, one for each
-    /// attention block. `ids` `[sequences]` are U32 on the device. Returns the logits `[sequences, outputs]`, of the dtype of
+    /// attention block, and change the states, one for each block of linear attention. `ids` `[sequences]` are U32 on the device. Returns the logits `[sequences, outputs]`, of the dtype of
     /// activations. The row of an id outside of the vocabulary is NaN.
     ///
     /// # Errors
-    /// If ids or caches do not fit the plan and each other, a cache is full ([`Error::OutOfCache`]), an adapter of a layer is
+    /// If ids, caches or states do not fit the plan and each other, a cache is full ([`Error::OutOfCache`]), an adapter of a layer is
     /// active, somebody is capturing the device's stream, or the device fails. Nothing is appended then.
-    pub fn run(&mut self, ids: &Tensor, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<Tensor> {
+    pub fn run<'a>(
+        &mut self,
+        ids: &Tensor,
+        caches: impl Into<StepCaches<'a, DeviceKvCache>>,
+    ) -> Result<Tensor> {
         self.run_some(ids, &vec![true; self.sequences], caches)
     }
 
@@ -88,20 +91,21 @@ impl DeviceStep {
     ///
     /// # Errors
     /// As those of it; if there is not a flag for each sequence, or none is active.
-    pub fn run_some(
+    pub fn run_some<'a>(
         &mut self,
         ids: &Tensor,
         active: &[bool],
-        caches: &mut [impl BorrowMut<DeviceKvCache>],
+        caches: impl Into<StepCaches<'a, DeviceKvCache>>,
     ) -> Result<Tensor> {
+        let mut caches = caches.into();
         let device = &self.plan.device;
         if ids.dims() != [self.sequences] || ids.dtype() != DType::U32 || !ids.device().same_device(device) {
             let expected = format!("[{}] of U32 on {:?}", self.sequences, device.location());
             return Err(Error::mismatch("ids", expected, format!("{ids:?}")));
         }
-        let (rows, positions) = self.room(caches, active)?;
-        let logits = self.launches.run(&ids.contiguous()?, &rows, &positions)?;
-        launched(caches, active);
+        let (memory, positions) = self.room(&mut caches, active)?;
+        let logits = self.launches.run(&ids.contiguous()?, &memory, &positions)?;
+        launched(&mut caches, active);
         Ok(logits)
     }
 
@@ -112,10 +116,10 @@ impl DeviceStep {
     /// # Errors
     /// As those of `run` and of `sample`; if an id is outside of the vocabulary. Logits without a meaning are noticed when the
     /// tokens `ids` have been appended.
-    pub fn next(
+    pub fn next<'a>(
         &mut self,
         ids: &[u32],
-        caches: &mut [impl BorrowMut<DeviceKvCache>],
+        caches: impl Into<StepCaches<'a, DeviceKvCache>>,
         options: &SampleOptions,
         seed: u64,
         step: u64,
@@ -129,10 +133,10 @@ impl DeviceStep {
     ///
     /// # Errors
     /// As those of it; if no sequence has an id.
-    pub fn next_some(
+    pub fn next_some<'a>(
         &mut self,
         ids: &[Option<u32>],
-        caches: &mut [impl BorrowMut<DeviceKvCache>],
+        caches: impl Into<StepCaches<'a, DeviceKvCache>>,
         options: &SampleOptions,
         seed: u64,
         step: u64,
@@ -144,11 +148,12 @@ impl DeviceStep {
             return Err(Error::mismatch("ids", expected, id.to_string()));
         }
         let active: Vec<_> = ids.iter().map(Option::is_some).collect();
-        let (rows, positions) = self.room(caches, &active)?;
+        let mut caches = caches.into();
+        let (memory, positions) = self.room(&mut caches, &active)?;
         let choice = Choice::new(options, self.plan.outputs);
         let ids: Vec<_> = ids.iter().map(|id| id.unwrap_or(0)).collect();
-        let tokens = self.launches.next(&ids, &rows, &positions, (&choice, Draw { seed, step }))?;
-        launched(caches, &active);
+        let tokens = self.launches.next(&ids, &memory, &positions, (&choice, Draw { seed, step }))?;
+        launched(&mut caches, &active);
         let tokens = tokens.into_iter().zip(active).map(|(token, is_active)| is_active.then_some(token));
         let tokens: Vec<_> = tokens.collect();
         finite(tokens.iter().flatten().copied().collect())?;
@@ -158,10 +163,10 @@ impl DeviceStep {
     /// The caches' memory, with room for one more token of each active sequence, and where it will stand: of others nowhere.
     fn room(
         &mut self,
-        caches: &mut [impl BorrowMut<DeviceKvCache>],
+        caches: &mut StepCaches<DeviceKvCache>,
         active: &[bool],
-    ) -> Result<(Vec<CacheRows>, Vec<u32>)> {
-        self.plan.check_caches(caches.len())?;
+    ) -> Result<(StepMemory, Vec<u32>)> {
+        self.plan.check_caches(caches)?;
         if active.len() != self.sequences || !active.contains(&true) {
             let expected = format!("{}, one for each sequence, some of them active", self.sequences);
             let found = format!("{} for {}", active.iter().filter(|is| **is).count(), active.len());
@@ -180,10 +185,12 @@ impl DeviceStep {
                 remedy: "call the layers one by one in it".to_string(),
             });
         }
-        let lens = match caches.first().map(Borrow::borrow) {
-            // An empty cache may have been one of another batch.
-            Some(cache) if !cache.is_empty() => cache.lens().to_vec(),
-            Some(_) | None => vec![0; self.sequences],
+        let StepCaches { keys, states } = caches;
+        let first = keys.first().map(|cache| cache.lens()).or(states.first().map(|state| state.lens()));
+        // What is empty may have been of another batch.
+        let lens = match first.filter(|lens| lens.iter().any(|len| *len > 0)) {
+            Some(lens) => lens.to_vec(),
+            None => vec![0; self.sequences],
         };
         if lens.len() != self.sequences {
             let (expected, found) = (self.sequences.to_string(), lens.len().to_string());
@@ -191,29 +198,49 @@ impl DeviceStep {
         }
         let needed = lens.iter().zip(active).filter(|(_, is_active)| **is_active).map(|(len, _)| len + 1);
         let needed = needed.max().unwrap_or(0);
-        if !caches.iter().all(|cache| cache.borrow().has_room_up_to(self.sequences, needed, 1)) {
+        if !keys.iter().all(|cache| cache.has_room_up_to(self.sequences, needed, 1)) {
             // What they have outgrown is not to stay beside what they get.
             self.launches.release();
         }
-        let room = |cache: &mut DeviceKvCache| {
-            let is_empty = cache.is_empty() && lens.iter().all(|len| *len == 0);
-            if cache.lens() != lens && !is_empty {
-                let expected = format!("{lens:?} tokens, as the first");
-                return Err(Error::mismatch("cache", expected, format!("{:?}", cache.lens())));
+        let is_first = lens.iter().all(|len| *len == 0);
+        let check = |what: &str, found: &[usize]| match found == lens
+            || is_first && found.iter().all(|len| *len == 0)
+        {
+            true => Ok(()),
+            false => {
+                Err(Error::mismatch(what, format!("{lens:?} tokens, as the first"), format!("{found:?}")))
             }
+        };
+        let room = |cache: &mut DeviceKvCache| {
+            check("cache", cache.lens())?;
             let is_ring = self.launches.keeps_ring(cache)?;
             let (rows, _) = cache.room_on(&self.plan.device, self.sequences, needed, is_ring.then_some(1))?;
             let config = cache.config();
             Ok(CacheRows { rows, window: config.window, is_chunked: config.is_chunked })
         };
-        let rows = caches.iter_mut().map(|cache| room(cache.borrow_mut())).collect::<Result<_>>()?;
+        let room_of_state = |state: &mut DeltaNetState| {
+            check("state", state.lens())?;
+            if !state.device().same_device(&self.plan.device) {
+                let expected = format!("on {:?}", self.plan.device.location());
+                return Err(Error::mismatch(
+                    "state",
+                    expected,
+                    format!("on {:?}", state.device().location()),
+                ));
+            }
+            Ok(StateRows { config: *state.config(), rows: state.rows(self.sequences)? })
+        };
+        let memory = StepMemory {
+            caches: keys.iter_mut().map(|cache| room(cache)).collect::<Result<_>>()?,
+            states: states.iter_mut().map(|state| room_of_state(state)).collect::<Result<_>>()?,
+        };
         let position = |(len, is_active): (&usize, &bool)| match is_active {
             true => u32::try_from(*len).map_err(|_| {
                 Error::mismatch("tokens of a sequence", "a position of 32 bits", len.to_string())
             }),
             false => Ok(NO_POSITION),
         };
-        Ok((rows, lens.iter().zip(active).map(position).collect::<Result<_>>()?))
+        Ok((memory, lens.iter().zip(active).map(position).collect::<Result<_>>()?))
     }
 
     /// Launches of a step, and what ranks exchange between them; none before the first one.
@@ -241,9 +268,14 @@ impl DeviceStep {
 }
 
 /// A step has appended a token of each active sequence.
-fn launched(caches: &mut [impl BorrowMut<DeviceKvCache>], active: &[bool]) {
+fn launched(caches: &mut StepCaches<DeviceKvCache>, active: &[bool]) {
     let is_active = |sequence: usize| active.get(sequence).copied().unwrap_or(false);
-    caches.iter_mut().for_each(|cache| cache.borrow_mut().launched(is_active));
+    caches.keys.iter_mut().for_each(|cache| cache.launched(is_active));
+    for state in &mut caches.states {
+        (0..active.len())
+            .filter(|sequence| is_active(*sequence))
+            .for_each(|sequence| state.extend(sequence, 1));
+    }
 }
 
 impl fmt::Debug for DeviceStep {

@@ -6,19 +6,21 @@
 
 mod blocks;
 mod checked;
+mod delta_net;
 mod device;
 mod experts;
 
 use super::parallel::{PartialSum, VocabParallelEmbedding, VocabularyShare};
 use super::{AdapterSlot, Embedding, LayerWeight, Linear};
 use crate::backend::step::{self, Heads, Input, Matrix, Node, Out, Plan, Projection, StepToken};
+pub use crate::backend::StepCaches;
 use crate::distributed::Rank;
 use crate::{Error, KvCache, Result};
 pub use blocks::{AttentionBlock, BlockOutput, ExpertsBlock, FeedForwardBlock, HeadBlock, StepNorm};
 use candle_core::{Device, Tensor};
 use checked::{activation, check_rows, factor, has_kernel, head_norm, limit, matrix, norm, numbers, turn};
+pub use delta_net::{DeltaNetBlock, DeltaNetProjections};
 pub use device::DeviceStep;
-use std::borrow::BorrowMut;
 use std::sync::Arc;
 
 /// Makes a [`StepPlan`] of layers, in the order in which they compute. Their weights are shared, not copied.
@@ -71,7 +73,9 @@ use std::sync::Arc;
 pub struct StepBuilder {
     plan: Plan,
     device: Device,
+    /// Blocks of attention, and of linear attention.
     layers: usize,
+    states: usize,
     adapters: Vec<AdapterSlot>,
     /// Those of layers whose adapters a plan does not compute.
     others: Vec<AdapterSlot>,
@@ -116,7 +120,7 @@ impl StepBuilder {
             rank: None,
         };
         let (adapters, others, orders) = (Vec::new(), Vec::new(), Vec::new());
-        let mut this = Self { plan, device, layers: 0, adapters, others, orders };
+        let mut this = Self { plan, device, layers: 0, states: 0, adapters, others, orders };
         share.map_or(Ok(()), |share| this.part_of(share.rank()))?;
         Ok(this)
     }
@@ -175,20 +179,23 @@ impl StepBuilder {
     }
 
     fn attention_nodes(&mut self, block: AttentionBlock) -> Result<[Node; 3]> {
-        let (AttentionBlock { head_dim, turns_first, .. }, hidden) = (block, self.plan.hidden);
+        let (AttentionBlock { head_dim, has_gate, turns_first, .. }, hidden) = (block, self.plan.hidden);
         let q = self.projection("queries", block.q_proj, hidden)?;
         let k = self.projection("keys", block.k_proj, hidden)?;
         let v = self.projection("values", block.v_proj, hidden)?;
-        let whole = |rows: usize| rows.checked_div(head_dim).filter(|heads| heads * head_dim == rows);
-        let heads = whole(q.rows).zip(whole(k.rows).filter(|_| v.rows == k.rows));
+        let whole = |rows: usize, size: usize| rows.checked_div(size).filter(|heads| heads * size == rows);
+        // A gate is as long as its query.
+        let of_query = if has_gate { head_dim.saturating_mul(2) } else { head_dim };
+        let heads = whole(q.rows, of_query).zip(whole(k.rows, head_dim).filter(|_| v.rows == k.rows));
         let Some((heads, kv_heads)) =
             heads.filter(|(heads, kv_heads)| *kv_heads > 0 && heads.is_multiple_of(*kv_heads))
         else {
             let found = format!("{}, {} and {} outputs", q.rows, k.rows, v.rows);
-            let expected = format!("whole heads of {head_dim}");
+            let gates = if has_gate { ", and as many gates as queries" } else { "" };
+            let expected = format!("whole heads of {head_dim}{gates}");
             return Err(Error::mismatch("queries, keys and values", expected, found));
         };
-        let mut o = self.projection("output of attention", block.o_proj, q.rows)?;
+        let mut o = self.projection("output of attention", block.o_proj, heads * head_dim)?;
         self.bias_of_sum("output of attention", &mut o, block.out.sum)?;
         check_rows("output of attention", &o, hidden)?;
         let turn = turn(block.turn, head_dim)?;
@@ -199,6 +206,7 @@ impl StepBuilder {
             head_dim,
             q_norm: head_norm("norm of queries", block.q_norm, (heads, head_dim), turns_first)?,
             k_norm: head_norm("norm of keys", block.k_norm, (kv_heads, head_dim), turns_first)?,
+            has_gate,
             turns_first,
             turn: known.unwrap_or(self.plan.turns.len()),
             scale: factor("scale of attention", block.scale.unwrap_or(1. / (head_dim as f64).sqrt()))?,
@@ -213,7 +221,7 @@ impl StepBuilder {
             self.plan.turns.push(turn);
         }
         self.layers += 1;
-        Ok([Node::Queries(norm, [q, k, v], clip), Node::Attend(heads), Node::AddAttended(o, out)])
+        Ok([Node::Project(norm, vec![q, k, v], clip), Node::Attend(heads), Node::AddAttended(o, out)])
     }
 
     fn feed_forward_nodes(&mut self, block: FeedForwardBlock) -> Result<[Node; 2]> {
@@ -294,9 +302,9 @@ impl StepBuilder {
         }
         self.plan.nodes.push(Node::Logits { norm, head, scale, softcap, parts });
         let outputs = self.plan.outputs();
-        let Self { plan, device, layers, adapters, others, orders: _ } = self;
+        let Self { plan, device, layers, states, adapters, others, orders: _ } = self;
         let (plan, adapters, others) = (Arc::new(plan), adapters.into(), others.into());
-        Ok(StepPlan { plan, device, layers, outputs, adapters, others, is_long: false })
+        Ok(StepPlan { plan, device, layers, states, outputs, adapters, others, is_long: false })
     }
 }
 
@@ -309,6 +317,7 @@ pub struct StepPlan {
     plan: Arc<Plan>,
     device: Device,
     layers: usize,
+    states: usize,
     outputs: usize,
     adapters: Arc<[AdapterSlot]>,
     others: Arc<[AdapterSlot]>,
@@ -329,21 +338,22 @@ impl StepPlan {
     }
 
     /// Runs the tokens through all layers, on the CPU: their keys and values are appended to the caches, one for each attention
-    /// block. Returns the logits `[wanted, outputs]`, in f32, of the tokens `wanted`, in ascending order.
+    /// block, and change the states, one for each block of linear attention. Returns the logits `[wanted, outputs]`, in f32, of the tokens `wanted`, in ascending order.
     ///
     /// Results do not depend on the number of threads.
     ///
     /// # Errors
-    /// If there are no tokens, an id is outside of the vocabulary, `wanted` is not among the tokens, or caches do not
+    /// If there are no tokens, an id is outside of the vocabulary, `wanted` is not among the tokens, or caches or states do not
     /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full. If an active
     /// adapter of a layer is one in training, or of experts or their dense router. Nothing has changed then.
-    pub fn run(
+    pub fn run<'a>(
         &self,
         tokens: &[StepToken],
-        caches: &mut [impl BorrowMut<KvCache>],
+        caches: impl Into<StepCaches<'a, KvCache>>,
         wanted: &[usize],
     ) -> Result<Tensor> {
-        self.check_caches(caches.len())?;
+        let mut caches = caches.into();
+        self.check_caches(&caches)?;
         if !self.device.is_cpu() {
             return Err(Error::Unsupported {
                 what: format!("StepPlan::run on {:?}", self.device.location()),
@@ -365,18 +375,21 @@ impl StepPlan {
             true => self.adapters.iter().map(AdapterSlot::updates).collect::<Result<_>>()?,
             false => Vec::new(),
         };
-        let mut caches: Vec<&mut KvCache> = caches.iter_mut().map(BorrowMut::borrow_mut).collect();
         let input = Input { tokens, wanted, updates: &updates, is_long: self.is_long };
         let logits = step::run(&self.plan, input, &mut caches)?;
         Ok(Tensor::from_vec(logits, (wanted.len(), self.outputs), &Device::Cpu)?)
     }
 
-    fn check_caches(&self, count: usize) -> Result<()> {
-        match count == self.layers {
-            true => Ok(()),
-            false => {
-                let expected = format!("{}, one for each layer", self.layers);
-                Err(Error::mismatch("caches", expected, count.to_string()))
+    fn check_caches<K>(&self, caches: &StepCaches<K>) -> Result<()> {
+        let counts = [
+            ("caches", caches.keys.len(), self.layers, "attention"),
+            ("states", caches.states.len(), self.states, "linear attention"),
+        ];
+        match counts.into_iter().find(|(_, found, expected, _)| found != expected) {
+            None => Ok(()),
+            Some((what, found, expected, kind)) => {
+                let expected = format!("{expected}, one for each layer of {kind}");
+                Err(Error::mismatch(what, expected, found.to_string()))
             }
         }
     }

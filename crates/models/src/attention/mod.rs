@@ -7,6 +7,7 @@ mod linear;
 mod on_device;
 
 use super::config::{LayerRope, QkNorm, QkNormOver, Window};
+use super::mixer::LayerCache;
 use super::norm::Norm;
 use super::options::CacheOptions;
 use super::projection::{columns_of, rows_of};
@@ -19,7 +20,7 @@ use candle_quant::nn::{forward_all, LayerWeight, Linear, VarBuilder};
 use candle_quant::ops::{self, AttentionOptions};
 use candle_quant::parallel::RowParallel;
 use candle_quant::step::{AttentionBlock, BlockOutput, Turn};
-use candle_quant::{DeviceKvCache, KvCache, KvFormat};
+use candle_quant::{KvCache, KvFormat};
 use latent::LatentInputs;
 pub(super) use linear::LinearAttention;
 pub(super) use on_device::Visible;
@@ -204,8 +205,8 @@ impl Attention {
     pub fn block<'a>(&'a self, turn: &'a Turn, rope: LayerRope) -> Option<AttentionBlock<'a>> {
         let Inputs::Heads(inputs) = &self.inputs else { return None };
         let HeadInputs { q_proj, k_proj, v_proj, norms, clip, has_gate, .. } = inputs;
-        // A step clips before norms.
-        if *has_gate || clip.is_some() && norms.is_some() {
+        // A step clips before norms, and what it clips has no gate.
+        if clip.is_some() && (norms.is_some() || *has_gate) {
             return None;
         };
         let norms = norms.as_ref().filter(|norms| norms.applies(rope));
@@ -217,6 +218,7 @@ impl Attention {
         Some(AttentionBlock {
             q_norm,
             k_norm,
+            has_gate: *has_gate,
             turns_first: norms.is_some_and(|norms| norms.how.after_rotation),
             clip: *clip,
             turn: Some(turn),
@@ -228,19 +230,10 @@ impl Attention {
         })
     }
 
-    /// The cache, if it is on the CPU.
-    pub fn cache_mut(&mut self) -> Option<&mut KvCache> {
+    pub fn cache_mut(&mut self) -> LayerCache<'_> {
         match &mut self.cache {
-            Cache::OnCpu(cache) => Some(cache),
-            Cache::OnDevice(_) => None,
-        }
-    }
-
-    /// The cache, if it is on another device.
-    pub fn device_cache_mut(&mut self) -> Option<&mut DeviceKvCache> {
-        match &mut self.cache {
-            Cache::OnCpu(_) => None,
-            Cache::OnDevice(OnDevice { cache }) => Some(cache),
+            Cache::OnCpu(cache) => LayerCache::OnCpu(cache),
+            Cache::OnDevice(OnDevice { cache }) => LayerCache::OnDevice(cache),
         }
     }
 

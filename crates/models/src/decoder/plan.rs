@@ -2,9 +2,10 @@
 
 use super::{Model, Scales};
 use crate::layer::unplanned;
+use crate::mixer::LayerCache;
 use candle_core::{DType, Tensor};
 use candle_quant::ops::SampleOptions;
-use candle_quant::step::{DeviceStep, HeadBlock, StepBuilder, StepPlan, StepToken};
+use candle_quant::step::{DeviceStep, HeadBlock, StepBuilder, StepCaches, StepPlan, StepToken};
 use candle_quant::{DeviceKvCache, Error, Result};
 
 impl Model {
@@ -55,11 +56,18 @@ impl Model {
             Err(_) => Err(Error::mismatch("ids", "numbers of tokens", id.to_string())),
         };
         let tokens = flat.iter().enumerate().map(token).collect::<Result<Vec<_>>>()?;
-        let mut caches: Vec<_> =
-            self.layers.iter_mut().filter_map(|layer| layer.attention.cache_mut()).collect();
-        let cached = caches.first().map_or(0, |cache| cache.sequences());
+        let (mut caches, mut states) = (Vec::new(), Vec::new());
+        for layer in &mut self.layers {
+            match layer.attention.cache_mut() {
+                LayerCache::OnCpu(cache) => caches.push(cache),
+                LayerCache::State(state) => states.push(state),
+                LayerCache::OnDevice(_) => {}
+            }
+        }
+        let of_states = states.first().map(|state| state.sequences());
+        let cached = caches.first().map(|cache| cache.sequences()).or(of_states).unwrap_or(0);
         let run = match cached == 0 || cached == batch {
-            true => plan.run(&tokens, &mut caches, wanted),
+            true => plan.run(&tokens, StepCaches::new(caches, states), wanted),
             false => {
                 Err(Error::mismatch("batch", format!("{cached} texts, as in the cache"), batch.to_string()))
             }
@@ -128,14 +136,20 @@ impl Model {
     fn on_step<T>(
         &mut self,
         batch: usize,
-        work: impl FnOnce(&mut DeviceStep, &mut [&mut DeviceKvCache]) -> Result<T>,
+        work: impl FnOnce(&mut DeviceStep, StepCaches<DeviceKvCache>) -> Result<T>,
     ) -> candle_core::Result<Option<T>> {
         let run = self.device_step(batch).and_then(|mut step| {
-            let mut caches: Vec<_> =
-                self.layers.iter_mut().filter_map(|layer| layer.attention.device_cache_mut()).collect();
+            let (mut caches, mut states) = (Vec::new(), Vec::new());
+            for layer in &mut self.layers {
+                match layer.attention.cache_mut() {
+                    LayerCache::OnDevice(cache) => caches.push(cache),
+                    LayerCache::State(state) => states.push(state),
+                    LayerCache::OnCpu(_) => {}
+                }
+            }
             let result = match step.is_capturing()? {
                 true => None,
-                false => Some(work(&mut step, &mut caches)),
+                false => Some(work(&mut step, StepCaches::new(caches, states))),
             };
             self.steps.push((self.is_long, step));
             result.transpose()
@@ -156,8 +170,12 @@ impl Model {
 
     /// Before tokens are appended to caches otherwise than by steps: these let go of memory that is about to be outgrown.
     pub(super) fn release_steps(&mut self, batch: usize, tokens: usize) {
-        let mut caches = self.layers.iter_mut().filter_map(|layer| layer.attention.device_cache_mut());
-        if !self.steps.is_empty() && !caches.all(|cache| cache.has_room(batch, tokens)) {
+        let mut caches = self.layers.iter_mut().map(|layer| layer.attention.cache_mut());
+        let has_room = |cache| match cache {
+            LayerCache::OnDevice(cache) => cache.has_room(batch, tokens),
+            LayerCache::OnCpu(_) | LayerCache::State(_) => true,
+        };
+        if !self.steps.is_empty() && !caches.all(has_room) {
             self.steps.clear();
         }
     }

@@ -1,15 +1,20 @@
 //! The attention of a step: queries and keys are placed ([`place`](super::place)), keys and values appended, parts computed and
-//! combined ([`attention`](super::super::attention)).
+//! combined ([`attention`](super::super::attention)), let through by gates. And the states of linear attention
+//! ([`delta_net`](super::delta_net)).
 
 use super::super::attention::{
     append, append_all, attend, combine, parts, run_part, Attention, Part, Queries, Rows,
 };
 use super::super::tasks;
-use super::super::team::{Member, Shared, Stopped};
+use super::super::team::{Cursor, Member, Shared, Stopped};
+use super::delta_net::{mix, of_all, scatter, HeadInputs};
+use super::elementwise::let_through;
 use super::few::Cursors;
+use super::many::{AT_ONCE, ROWS};
 use super::place::{Angles, Place, Placed};
-use crate::backend::step::{Heads, Input, Node, Plan, StepToken};
-use crate::{Error, KvCache};
+use crate::backend::step::{DeltaNet, Heads, Input, Node, Plan, StepToken, MOST_PROJECTIONS};
+use crate::backend::StepCaches;
+use crate::{DeltaNetState, Error, KvCache};
 use candle_core::Result;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,26 +27,24 @@ pub(super) struct Layers<'a> {
     angles: Vec<Angles>,
     queries: Vec<Queries>,
     caches: Vec<&'a KvCache>,
+    states: Vec<&'a DeltaNetState>,
     /// For each layer the parts of its attention.
     parts: Vec<Arc<[Part]>>,
 }
 
-/// Queries, keys and values of all rows.
-#[derive(Clone, Copy)]
-pub(super) struct Projected<'a> {
-    pub(super) queries: &'a Shared,
-    pub(super) keys: &'a Shared,
-    pub(super) values: &'a Shared,
-}
-
 impl<'a> Layers<'a> {
     /// Makes room for the tokens in the caches, which [`check`] has found to fit.
-    pub(super) fn new(plan: &Plan, input: Input, caches: &'a mut [&mut KvCache]) -> Result<Self> {
+    pub(super) fn new(plan: &Plan, input: Input, caches: &'a mut StepCaches<KvCache>) -> Result<Self> {
         let Input { tokens, is_long, .. } = input;
         let queries = queries_of(tokens)?;
-        for cache in caches.iter_mut() {
-            for Queries { sequence, tokens, .. } in &queries {
+        let StepCaches { keys: caches, states } = caches;
+        for Queries { sequence, tokens, .. } in &queries {
+            for cache in caches.iter_mut() {
                 cache.extend(&[*sequence], *tokens)?;
+            }
+            for state in states.iter_mut() {
+                state.make_room(sequence.saturating_add(1));
+                state.extend(*sequence, *tokens);
             }
         }
         let mut layers = Self {
@@ -49,6 +52,7 @@ impl<'a> Layers<'a> {
             angles: plan.turns.iter().map(|turn| Angles::new(turn, tokens, is_long)).collect(),
             queries,
             caches: caches.iter().map(|cache| &**cache).collect(),
+            states: states.iter().map(|state| &**state).collect(),
             parts: Vec::new(),
         };
         let mut known: Option<(&KvCache, usize, Arc<[Part]>)> = None;
@@ -81,7 +85,7 @@ impl<'a> Layers<'a> {
         &self,
         heads: &Heads,
         (member, cursors): (&Member, &Cursors),
-        projected: Projected,
+        [queries, keys, values, ..]: &[Shared; MOST_PROJECTIONS],
         (partials, attended): (&Shared, &Shared),
     ) -> std::result::Result<(), Stopped> {
         let layer = self.caches.get(heads.layer).copied().zip(self.parts.get(heads.layer));
@@ -93,21 +97,22 @@ impl<'a> Layers<'a> {
         let group_width = heads.heads / heads.kv_heads * heads.head_dim;
         let width = heads.heads * heads.head_dim;
         let mut q = vec![0.; self.rows * width];
+        let gates = heads.has_gate.then_some(queries);
         let placed = [
-            Placed::new(Place::of_queries(heads, angles), projected.queries, (self.rows, heads.heads)),
-            Placed::new(Place::of_keys(heads, angles), projected.keys, (self.rows, heads.kv_heads)),
+            Placed::new(Place::of_queries(heads, angles), queries, (self.rows, heads.heads)),
+            Placed::new(Place::of_keys(heads, angles), keys, (self.rows, heads.kv_heads)),
         ];
         // Whoever appends a head may attend to it at once, if no other thread has a part of that.
         let is_whole = groups.len() == parts.len() && groups.len() == heads_of_keys;
         while let Some(taken) = appended.take(heads_of_keys, 1) {
             let kv_head = taken.start % heads.kv_heads;
             let Some(queries) = self.queries.get(taken.start / heads.kv_heads) else { continue };
-            append_group(heads, cache, (queries, kv_head), &placed, projected.values, &mut q);
+            append_group(heads, cache, (queries, kv_head), &placed, values, &mut q);
             match groups.get(taken.start).filter(|_| is_whole) {
                 Some(group) => {
                     let mut partials = vec![0.; numbers_of(group).len()];
                     run_parts(&attention, group, &q, &mut partials);
-                    write_combined(&attention, group, &partials, attended);
+                    write_combined((heads, &attention), group, &partials, gates, attended);
                 }
                 // Until there is what they see: others may have to read them yet as they were.
                 None => {
@@ -137,22 +142,82 @@ impl<'a> Layers<'a> {
             let numbers = numbers_of(group);
             let mut of_group = vec![0.; numbers.len()];
             partials.read(numbers.start, &mut of_group);
-            write_combined(&attention, group, &of_group, attended);
+            write_combined((heads, &attention), group, &of_group, gates, attended);
         }
         Ok(())
+    }
+
+    /// A member's share of a layer of linear attention.
+    pub(super) fn mix(
+        &self,
+        net: &DeltaNet,
+        cursor: &Cursor,
+        projected: &[Shared; MOST_PROJECTIONS],
+        attended: &Shared,
+    ) {
+        let (heads, value_dim) = (net.config.value_heads, net.config.value_dim);
+        let read = |projection: usize, start: usize, to: &mut [f32]| {
+            if let Some(from) = projected.get(projection) {
+                from.read(start, to);
+            }
+        };
+        while let Some(taken) = cursor.take(self.queries.len() * heads, 1) {
+            let (head, queries) = (taken.start % heads, self.queries.get(taken.start / heads));
+            let Some((queries, out)) =
+                queries.and_then(|queries| Some((queries, self.mix_head(net, head, queries, read)?)))
+            else {
+                continue;
+            };
+            for (row, out) in (queries.first_row..).zip(out.chunks_exact(value_dim)) {
+                attended.write(row * net.width() + net.place(head) * value_dim, out);
+            }
+        }
+    }
+
+    /// What a head of values of a sequence gives, `[tokens, value_dim]`.
+    fn mix_head(
+        &self,
+        net: &DeltaNet,
+        head: usize,
+        queries: &Queries,
+        read: impl Fn(usize, usize, &mut [f32]),
+    ) -> Option<Vec<f32>> {
+        let &Queries { sequence, position, tokens, first_row } = queries;
+        let mut state = self.states.get(net.layer)?.head(sequence, head)?;
+        let inputs = HeadInputs::new(net, head, (first_row, tokens), read);
+        Some(mix(net, head, position == 0, &mut state, inputs))
+    }
+
+    /// A layer of linear attention for many rows, by all threads, in place of what `attended` has.
+    pub(super) fn mix_many(&self, net: &DeltaNet, projected: &[Vec<f32>], attended: &mut Vec<f32>) {
+        let heads = net.config.value_heads;
+        let mut of_heads = vec![Vec::new(); self.queries.len() * heads];
+        tasks::for_each(&mut of_heads, |index, out| {
+            let of_head = self.queries.get(index / heads);
+            let mixed =
+                of_head.and_then(|queries| self.mix_head(net, index % heads, queries, of_all(projected)));
+            *out = mixed.unwrap_or_default();
+        });
+        attended.resize(self.rows * net.width(), 0.);
+        for (queries, of_heads) in self.queries.iter().zip(of_heads.chunks_exact(heads)) {
+            let start = queries.first_row * net.width();
+            let rows = attended.get_mut(start..start + queries.tokens * net.width());
+            scatter(net, of_heads, rows.unwrap_or_default());
+        }
     }
 
     /// A layer's attention for many rows, by all threads, in place of what `attended` has: `[rows][heads * head_dim]`.
     pub(super) fn compute_many(
         &self,
         heads: &Heads,
-        [queries, keys, values]: &mut [Vec<f32>; 3],
+        [queries, keys, values, ..]: &mut [Vec<f32>; MOST_PROJECTIONS],
         attended: &mut Vec<f32>,
     ) {
         let layer = self.caches.get(heads.layer).zip(self.angles.get(heads.turn));
         let Some((&cache, angles)) = layer else { return attended.clear() };
         let (of_queries, of_keys) = (Place::of_queries(heads, angles), Place::of_keys(heads, angles));
         let (width, kv_width) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
+        let gates = heads.has_gate.then(|| part_gates(queries, heads.head_dim));
         let rows = queries.chunks_mut(ROWS * width).zip(keys.chunks_mut(ROWS * kv_width));
         tasks::for_each(rows, |task, (q, k)| {
             let rows = (task * ROWS..).zip(q.chunks_exact_mut(width).zip(k.chunks_exact_mut(kv_width)));
@@ -166,11 +231,28 @@ impl<'a> Layers<'a> {
         // All of it is written.
         attended.resize(queries.len(), 0.);
         attend(&attention(heads, cache, &self.queries), rows(queries, width), attended);
+        if let Some(gates) = gates {
+            tasks::for_each(
+                attended.chunks_mut(AT_ONCE).zip(gates.chunks(AT_ONCE)),
+                |_, (attended, gates)| {
+                    let_through(attended, gates);
+                },
+            );
+        }
     }
 }
 
-/// Rows that a thread takes at a time, where it places them.
-const ROWS: usize = 8;
+/// Takes the gate behind each query away, and returns them.
+fn part_gates(queries: &mut Vec<f32>, head_dim: usize) -> Vec<f32> {
+    let (mut alone, mut gates) = (Vec::new(), Vec::new());
+    for both in queries.chunks_exact(2 * head_dim) {
+        let (query, gate) = both.split_at(head_dim);
+        alone.extend_from_slice(query);
+        gates.extend_from_slice(gate);
+    }
+    *queries = alone;
+    gates
+}
 
 fn attention<'a>(heads: &'a Heads, cache: &'a KvCache, queries: &'a [Queries]) -> Attention<'a> {
     let Heads { heads, scale, softcap, ref sinks, .. } = *heads;
@@ -180,7 +262,15 @@ fn attention<'a>(heads: &'a Heads, cache: &'a KvCache, queries: &'a [Queries]) -
 fn heads_of(plan: &Plan) -> impl Iterator<Item = &Heads> {
     plan.nodes.iter().filter_map(|node| match node {
         Node::Attend(heads) => Some(heads),
-        Node::Embed { .. } | Node::Queries(..) | Node::AddAttended(..) => None,
+        Node::Embed { .. } | Node::Project(..) | Node::DeltaNet(_) | Node::AddAttended(..) => None,
+        Node::Inner { .. } | Node::AddInner(..) | Node::Experts(_) | Node::Logits { .. } => None,
+    })
+}
+
+fn nets_of(plan: &Plan) -> impl Iterator<Item = &DeltaNet> {
+    plan.nodes.iter().filter_map(|node| match node {
+        Node::DeltaNet(net) => Some(&**net),
+        Node::Embed { .. } | Node::Project(..) | Node::Attend(_) | Node::AddAttended(..) => None,
         Node::Inner { .. } | Node::AddInner(..) | Node::Experts(_) | Node::Logits { .. } => None,
     })
 }
@@ -226,15 +316,29 @@ fn run_parts(attention: &Attention, parts: &[Part], q: &[f32], partials: &mut [f
     }
 }
 
-/// Combines the parts of a group into their slots of `attended`.
-fn write_combined(attention: &Attention, group: &[Part], partials: &[f32], attended: &Shared) {
+/// Combines the parts of a group into their slots of `attended`, let through by the gates behind its queries, if there are any.
+fn write_combined(
+    (heads, attention): (&Heads, &Attention),
+    group: &[Part],
+    partials: &[f32],
+    gates: Option<&Shared>,
+    attended: &Shared,
+) {
     let Some(part) = group.first() else { return };
-    let config = attention.cache.config();
-    let group_width = attention.heads / config.kv_heads * config.head_dim;
+    let &Heads { kv_heads, head_dim, .. } = heads;
+    let group_width = heads.heads / kv_heads * head_dim;
     let mut out = vec![0.; part.queries.tokens * group_width];
     combine(attention, group, partials, &mut out.chunks_exact_mut(group_width).collect::<Vec<_>>());
-    for (row, out) in (part.queries.first_row..).zip(out.chunks_exact(group_width)) {
-        attended.write(row * config.kv_heads * group_width + part.kv_head * group_width, out);
+    let mut gate = vec![0.; head_dim];
+    for (row, out) in (part.queries.first_row..).zip(out.chunks_exact_mut(group_width)) {
+        let at = row * kv_heads * group_width + part.kv_head * group_width;
+        if let Some(queries) = gates {
+            for (head, out) in (at / head_dim..).zip(out.chunks_exact_mut(head_dim)) {
+                queries.read(head * heads.query_stride() + head_dim, &mut gate);
+                let_through(out, &gate);
+            }
+        }
+        attended.write(at, out);
     }
 }
 
@@ -260,10 +364,38 @@ fn queries_of(tokens: &[StepToken]) -> Result<Vec<Queries>> {
 }
 
 /// Checks that caches fit the plan, and that tokens follow what is cached and find room.
-pub(super) fn check(plan: &Plan, tokens: &[StepToken], caches: &[&mut KvCache]) -> Result<()> {
+pub(super) fn check(plan: &Plan, tokens: &[StepToken], caches: &StepCaches<KvCache>) -> Result<()> {
     let queries = queries_of(tokens)?;
-    heads_of(plan)
-        .try_for_each(|heads| check_layer(heads, &queries, caches.get(heads.layer).map(|cache| &**cache)))
+    heads_of(plan).try_for_each(|heads| {
+        check_layer(heads, &queries, caches.keys.get(heads.layer).map(|cache| &**cache))
+    })?;
+    nets_of(plan)
+        .try_for_each(|net| check_state(net, &queries, caches.states.get(net.layer).map(|state| &**state)))
+}
+
+fn check_state(net: &DeltaNet, queries: &[Queries], state: Option<&DeltaNetState>) -> Result<()> {
+    let Some(state) = state.filter(|state| state.device().is_cpu()) else {
+        return Err(Error::mismatch("states", "one on the CPU for each layer", "fewer, or another").into());
+    };
+    if *state.config() != net.config {
+        let (expected, found) = (format!("of {:?}", net.config), format!("of {:?}", state.config()));
+        return Err(Error::mismatch("state", expected, found).into());
+    }
+    for &Queries { sequence, position, .. } in queries {
+        state.check_sequence(sequence)?;
+        check_position(state.len(sequence), position)?;
+    }
+    Ok(())
+}
+
+fn check_position(len: usize, position: usize) -> Result<()> {
+    match len == position {
+        true => Ok(()),
+        false => {
+            let expected = format!("{len}, the tokens in the cache");
+            Err(Error::mismatch("position", expected, position.to_string()).into())
+        }
+    }
 }
 
 fn check_layer(heads: &Heads, queries: &[Queries], cache: Option<&KvCache>) -> Result<()> {
@@ -277,11 +409,7 @@ fn check_layer(heads: &Heads, queries: &[Queries], cache: Option<&KvCache>) -> R
         return Err(Error::mismatch("cache", expected, format!("{kv_heads} of {head_dim}")).into());
     }
     for &Queries { sequence, position, tokens, .. } in queries {
-        let len = cache.len(sequence);
-        if len != position {
-            let expected = format!("{len}, the tokens in the cache");
-            return Err(Error::mismatch("position", expected, position.to_string()).into());
-        }
+        check_position(cache.len(sequence), position)?;
         cache.room_for(&[sequence], tokens)?;
     }
     Ok(())

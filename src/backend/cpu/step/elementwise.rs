@@ -76,6 +76,46 @@ fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f64 {
     sums.iter().map(|sum| f64::from(*sum)).sum::<f64>() + f64::from(rest)
 }
 
+/// Brings a head to a length, as far as it has one: to the square of what it has, a little is added.
+pub(super) fn to_length(x: &mut [f32], length: f32) {
+    /// No number of any config.
+    const EPS: f64 = 1e-6;
+    let square = squares(x) + EPS;
+    let factor = (f64::from(length) / square.sqrt()) as f32;
+    x.iter_mut().for_each(|x| *x *= factor);
+}
+
+fn squares(x: &[f32]) -> f64 {
+    vectorized!(sum_of_squares(x: &[f32]) -> f64)
+}
+
+#[inline(always)]
+fn sum_of_squares(x: &[f32]) -> f64 {
+    sum(x, |x| x * x)
+}
+
+/// `ln(1 + exp(x))`.
+pub(super) fn softplus(x: f32) -> f32 {
+    x.max(0.) + (-x.abs()).exp().ln_1p()
+}
+
+/// `1 / (1 + exp(-x))`.
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1. / (1. + exp(-x))
+}
+
+/// Multiplies `x` by the sigmoids of `gates`.
+pub(super) fn let_through(x: &mut [f32], gates: &[f32]) {
+    vectorized!(times_sigmoids(x: &mut [f32], gates: &[f32]));
+}
+
+#[inline(always)]
+fn times_sigmoids(x: &mut [f32], gates: &[f32]) {
+    for (x, gate) in x.iter_mut().zip(gates) {
+        *x /= 1. + exp(-gate);
+    }
+}
+
 /// The norm of a row of hidden states, or the row itself.
 pub(super) fn normalize(norm: Option<&Norm>, x: &[f32], out: &mut [f32]) {
     match norm {
@@ -137,7 +177,7 @@ pub(super) fn join(gating: ExpertGating, gate: &mut [f32], up: &[f32]) {
 /// Multiplies each row of `x` by the sigmoid of its logit.
 pub(super) fn weigh(x: &mut [f32], width: usize, logits: &[f32]) {
     for (row, logit) in x.chunks_exact_mut(width.max(1)).zip(logits) {
-        let share = 1. / (1. + exp(-logit));
+        let share = sigmoid(*logit);
         row.iter_mut().for_each(|x| *x *= share);
     }
 }

@@ -5,10 +5,11 @@
 
 use super::super::fast_kernel::Digits;
 use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
-use super::attend::{Layers, Projected};
+use super::attend::Layers;
 use super::elementwise::{activate, normalize, scale_and_cap};
 use super::operand::{embedded, Operand};
-use crate::backend::step::{ExpertBlock, Input, Node, Norm, Out, Plan, Projection};
+use crate::backend::step::{ExpertBlock, Input, Node, Norm, Out, Plan, Projection, MOST_PROJECTIONS};
+use crate::backend::StepCaches;
 use crate::{ActivationPrecision, KvCache};
 use candle_core::Result;
 use std::ops::Range;
@@ -25,9 +26,7 @@ pub(super) type Cursors = [Cursor; 4];
 /// What the nodes hand on, each `[rows, width]`.
 pub(super) struct Buffers {
     hidden: Shared,
-    queries: Shared,
-    keys: Shared,
-    values: Shared,
+    projected: [Shared; MOST_PROJECTIONS],
     attended: Shared,
     pub(super) inner: Shared,
     pub(super) logits_of_experts: Shared,
@@ -40,14 +39,18 @@ pub(super) struct Buffers {
 
 impl Buffers {
     fn new(plan: &Plan, rows: usize, wanted: usize) -> Self {
-        let (mut queries, mut keys, mut values) = (0, 0, 0);
+        let (mut projected, mut attended) = ([0; MOST_PROJECTIONS], 0);
         let (mut inner, mut output, mut logits) = (0, 0, 0);
         let (mut experts, mut inner_of_experts) = (0, 0);
         for node in &plan.nodes {
             match node {
-                Node::Queries(_, [q, k, v], _) => {
-                    (queries, keys, values) = (queries.max(q.rows), keys.max(k.rows), values.max(v.rows));
+                Node::Project(_, projections, _) => {
+                    for (width, projection) in projected.iter_mut().zip(projections) {
+                        *width = projection.rows.max(*width);
+                    }
                 }
+                Node::Attend(heads) => attended = attended.max(heads.heads * heads.head_dim),
+                Node::DeltaNet(net) => attended = attended.max(net.width()),
                 Node::Inner { up, .. } => inner = inner.max(up.rows),
                 Node::AddAttended(projection, Out { norm: Some(_), .. })
                 | Node::AddInner(projection, Out { norm: Some(_), .. }) => {
@@ -60,15 +63,13 @@ impl Buffers {
                     output = output.max(if out.norm.is_some() { plan.hidden } else { 0 });
                 }
                 Node::Logits { head, .. } => logits = logits.max(head.rows),
-                Node::Embed { .. } | Node::Attend(_) | Node::AddAttended(..) | Node::AddInner(..) => {}
+                Node::Embed { .. } | Node::AddAttended(..) | Node::AddInner(..) => {}
             }
         }
         Self {
             hidden: Shared::new(rows * plan.hidden),
-            queries: Shared::new(rows * queries),
-            keys: Shared::new(rows * keys),
-            values: Shared::new(rows * values),
-            attended: Shared::new(rows * queries),
+            projected: projected.map(|width| Shared::new(rows * width)),
+            attended: Shared::new(rows * attended),
             inner: Shared::new(rows * inner),
             logits_of_experts: Shared::new(rows * experts),
             inner_of_experts: Shared::new(rows * inner_of_experts),
@@ -79,7 +80,12 @@ impl Buffers {
 }
 
 /// See [`super::run`].
-pub(super) fn run(crew: Crew, plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Result<Vec<f32>> {
+pub(super) fn run(
+    crew: Crew,
+    plan: &Plan,
+    input: Input,
+    caches: &mut StepCaches<KvCache>,
+) -> Result<Vec<f32>> {
     let buffers = Buffers::new(plan, input.tokens.len(), input.wanted.len());
     let cursors: Vec<Cursors> = plan.nodes.iter().map(|_| std::array::from_fn(|_| Cursor::new())).collect();
     let layers = Layers::new(plan, input, caches)?;
@@ -127,14 +133,13 @@ impl Step<'_> {
                     }
                 }
             }
-            Node::Queries(norm, projections, clip) => {
+            Node::Project(norm, projections, clip) => {
                 let mut x = self.operand(self.normed(norm.as_ref(), None), rows);
-                let to = [&buffers.queries, &buffers.keys, &buffers.values];
                 let blocks: usize =
                     projections.iter().map(|projection| projection.rows.div_ceil(BLOCK)).sum();
                 while let Some(taken) = take_blocks(cursor, (blocks, hidden), member) {
                     let mut first = 0;
-                    for (projection, to) in projections.iter().zip(to) {
+                    for (projection, to) in projections.iter().zip(&buffers.projected) {
                         let own = projection.rows.div_ceil(BLOCK);
                         let (start, end) = (taken.start.max(first), taken.end.min(first + own));
                         if start < end {
@@ -152,11 +157,10 @@ impl Step<'_> {
                 }
             }
             Node::Attend(heads) => {
-                let projected =
-                    Projected { queries: &buffers.queries, keys: &buffers.keys, values: &buffers.values };
                 let out = (self.partials, &buffers.attended);
-                self.layers.compute(heads, (member, cursors), projected, out)?;
+                self.layers.compute(heads, (member, cursors), &buffers.projected, out)?;
             }
+            Node::DeltaNet(net) => self.layers.mix(net, cursor, &buffers.projected, &buffers.attended),
             Node::AddAttended(projection, out) => {
                 self.add((projection, out), &buffers.attended, member, cursors)?;
             }

@@ -9,8 +9,10 @@ use super::attend::Layers;
 use super::elementwise::{activate, normalize, scale_and_cap};
 use super::experts::experts_of_many;
 use super::operand::{embedded, in_order};
-use crate::backend::step::{same_order, Input, Matrix, Node, Norm, Out, Plan, Projection, Updates};
-use crate::backend::with_matrix;
+use crate::backend::step::{
+    same_order, Input, Matrix, Node, Norm, Out, Plan, Projection, Updates, MOST_PROJECTIONS,
+};
+use crate::backend::{with_matrix, StepCaches};
 use crate::{ActivationPrecision, KvCache, QuantTensor};
 use candle_core::Result;
 use std::sync::Arc;
@@ -22,14 +24,14 @@ pub(super) const ROWS: usize = 8;
 pub(super) const AT_ONCE: usize = 1 << 14;
 
 /// See [`super::run`].
-pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Result<Vec<f32>> {
+pub(super) fn run(plan: &Plan, input: Input, caches: &mut StepCaches<KvCache>) -> Result<Vec<f32>> {
     let layers = Layers::new(plan, input, caches)?;
     let multiply = |projection: &Projection, x: &[f32], out: &mut Vec<f32>| {
         OperandOfMany::new(x, projection.k).multiply(projection, input.updates, out)
     };
     // In the same memory for all layers: fresh pages cost as much as some of the work.
     let (mut hidden, mut room, mut output, mut logits) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut projected = [Vec::new(), Vec::new(), Vec::new()];
+    let mut projected = [const { Vec::new() }; MOST_PROJECTIONS];
     let (mut attended, mut inner, mut ups) = (Vec::new(), Vec::new(), Vec::new());
     for node in &plan.nodes {
         match node {
@@ -38,7 +40,7 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
                 hidden = embedded(table, &ids)?;
                 scale_and_cap(&mut hidden, *factor, None);
             }
-            Node::Queries(norm, projections, clip) => {
+            Node::Project(norm, projections, clip) => {
                 let x = normed(&hidden, norm.as_ref(), plan.hidden, &mut room);
                 let mut x = OperandOfMany::new(x, plan.hidden);
                 for (to, projection) in projected.iter_mut().zip(projections) {
@@ -49,6 +51,7 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
                 }
             }
             Node::Attend(heads) => layers.compute_many(heads, &mut projected, &mut attended),
+            Node::DeltaNet(net) => layers.mix_many(net, &projected, &mut attended),
             Node::AddAttended(projection, out) => {
                 multiply(projection, &attended, &mut output)?;
                 add(&mut hidden, &output, out, plan.hidden);

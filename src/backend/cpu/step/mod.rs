@@ -2,6 +2,7 @@
 //! rows node by node ([`many`]). Both compute in f32, whatever the model's dtype is.
 
 mod attend;
+mod delta_net;
 mod elementwise;
 mod experts;
 mod few;
@@ -11,9 +12,11 @@ mod place;
 #[cfg(test)]
 mod tests;
 
+use super::tasks;
 use super::team::Crew;
-use crate::backend::step::{Input, Plan};
-use crate::KvCache;
+use crate::backend::step::{DeltaNet, Input, Plan};
+use crate::backend::StepCaches;
+use crate::{DeltaNetState, KvCache};
 use candle_core::Result;
 
 /// So many rows are a team's work: with more, products take so long that it does not matter how they are started.
@@ -23,7 +26,11 @@ const FEW: usize = 16;
 const MANY: usize = 512;
 
 /// The logits of the rows `wanted`; see [`crate::backend::step::run`], which has checked its arguments.
-pub(in crate::backend) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Result<Vec<f32>> {
+pub(in crate::backend) fn run(
+    plan: &Plan,
+    input: Input,
+    caches: &mut StepCaches<KvCache>,
+) -> Result<Vec<f32>> {
     let Input { tokens, wanted, .. } = input;
     attend::check(plan, tokens, caches)?;
     if tokens.len() <= FEW {
@@ -37,4 +44,27 @@ pub(in crate::backend) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCa
         logits.extend(many::run(plan, Input { tokens, wanted: &wanted, ..input }, caches)?);
     }
     Ok(logits)
+}
+
+/// Linear attention of so many texts, and tokens of each, to their states: what projections make to `[texts, tokens, width]`.
+pub(in crate::backend) fn mix_all(
+    net: &DeltaNet,
+    state: &DeltaNetState,
+    (texts, tokens): (usize, usize),
+    projected: &[Vec<f32>],
+) -> Vec<f32> {
+    let heads = net.config.value_heads;
+    let mut of_heads = vec![Vec::new(); texts * heads];
+    tasks::for_each(&mut of_heads, |index, out| {
+        let (text, head) = (index / heads, index % heads);
+        let Some(mut of_head) = state.head(text, head) else { return };
+        let inputs =
+            delta_net::HeadInputs::new(net, head, (text * tokens, tokens), delta_net::of_all(projected));
+        *out = delta_net::mix(net, head, state.len(text) == 0, &mut of_head, inputs);
+    });
+    let mut all = vec![0.; texts * tokens * net.width()];
+    for (rows, of_heads) in all.chunks_exact_mut(tokens * net.width()).zip(of_heads.chunks_exact(heads)) {
+        delta_net::scatter(net, of_heads, rows);
+    }
+    all
 }

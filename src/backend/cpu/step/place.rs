@@ -44,6 +44,8 @@ impl Angles {
 pub(super) struct Place<'a> {
     angles: &'a Angles,
     head_dim: usize,
+    /// Numbers from one head to the next.
+    stride: usize,
     norm: Option<&'a HeadNorm>,
     turns_first: bool,
     growth: &'a [f32],
@@ -51,13 +53,13 @@ pub(super) struct Place<'a> {
 
 impl<'a> Place<'a> {
     pub(super) fn of_queries(heads: &'a Heads, angles: &'a Angles) -> Self {
-        let norm = heads.q_norm.as_ref();
-        Self { norm, growth: &angles.growth, ..Self::of_keys(heads, angles) }
+        let (norm, stride) = (heads.q_norm.as_ref(), heads.query_stride());
+        Self { norm, stride, growth: &angles.growth, ..Self::of_keys(heads, angles) }
     }
 
     pub(super) fn of_keys(heads: &'a Heads, angles: &'a Angles) -> Self {
         let Heads { head_dim, turns_first, .. } = *heads;
-        Self { angles, head_dim, norm: heads.k_norm.as_ref(), turns_first, growth: &[] }
+        Self { angles, head_dim, stride: head_dim, norm: heads.k_norm.as_ref(), turns_first, growth: &[] }
     }
 
     /// Those of all heads of a row, if they are normalized together.
@@ -92,28 +94,39 @@ impl<'a> Place<'a> {
 pub(super) struct Placed<'a> {
     place: Place<'a>,
     buffer: &'a Shared,
-    width: usize,
+    heads: usize,
     /// Of each row, if they are needed.
     moments: Vec<Moments>,
 }
 
 impl<'a> Placed<'a> {
     pub(super) fn new(place: Place<'a>, buffer: &'a Shared, (rows, heads): (usize, usize)) -> Self {
-        let width = heads * place.head_dim;
-        let mut moments = Vec::new();
+        let mut this = Self { place, buffer, heads, moments: Vec::new() };
         if place.norm.is_some_and(|norm| norm.over_all) {
-            let mut row = vec![0.; width];
+            let mut row = vec![0.; heads * place.head_dim];
             for index in 0..rows {
-                buffer.read(index * width, &mut row);
-                moments.extend(place.moments(&row));
+                this.read_unplaced(index, 0, &mut row);
+                this.moments.extend(place.moments(&row));
             }
         }
-        Self { place, buffer, width, moments }
+        this
+    }
+
+    fn read_unplaced(&self, row: usize, first: usize, to: &mut [f32]) {
+        let first = row * self.heads + first;
+        match self.place.stride == self.place.head_dim {
+            true => self.buffer.read(first * self.place.stride, to),
+            false => {
+                for (head, to) in (first..).zip(to.chunks_exact_mut(self.place.head_dim)) {
+                    self.buffer.read(head * self.place.stride, to);
+                }
+            }
+        }
     }
 
     /// Some heads of a row, from head `first` on.
     pub(super) fn read(&self, row: usize, first: usize, to: &mut [f32]) {
-        self.buffer.read(row * self.width + first * self.place.head_dim, to);
+        self.read_unplaced(row, first, to);
         self.place.place(row, first, self.moments.get(row).copied(), to);
     }
 }

@@ -5,24 +5,25 @@ use crate::projection::{columns_of, projection};
 use candle_core::{Result, Tensor, D};
 use candle_nn::Module;
 use candle_quant::nn::{forward_all, LayerWeight, Linear, VarBuilder};
+use candle_quant::step::DeltaNetProjections;
+use candle_quant::DeltaNetConfig;
 use std::ops::Range;
 
 /// The projections, of some heads.
 #[derive(Debug)]
 pub(super) enum Inputs {
     /// For each head of keys, its queries, keys, values and gates, and what makes `beta` and `decay`.
-    Grouped { linear: LinearAttentionConfig, qkvz: Linear, ba: Linear },
+    Grouped { qkvz: Linear, ba: Linear },
     /// One of queries, keys and values, or one each, and one each of the others.
     Apart { qkv: Vec<Linear>, others: [Linear; 3] },
 }
 
-/// What is made of hidden states.
+/// What is made of hidden states, as [`ops::gated_delta_net`](candle_quant::ops::gated_delta_net) takes it.
 pub(super) struct Projected {
-    /// Queries, keys and values of all heads, `[B, T, channels]`.
-    pub qkv: Tensor,
-    /// `[B, T, value_heads * value_dim]`.
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
     pub gate: Tensor,
-    /// `[B, T, value_heads]`, both.
     pub decay: Tensor,
     pub beta: Tensor,
 }
@@ -41,14 +42,10 @@ impl Inputs {
         };
         if linear.is_grouped {
             let [qkvz, ba] = linear.rows_of_group();
-            let (qkvz, ba) = (of_heads(qkvz, "in_proj_qkvz")?, of_heads(ba, "in_proj_ba")?);
-            // From here on, heads are those of this rank.
-            let linear = LinearAttentionConfig {
-                key_heads: own.len(),
-                value_heads: own.len() * linear.shared(),
-                ..linear.clone()
-            };
-            return Ok(Self::Grouped { linear, qkvz, ba });
+            return Ok(Self::Grouped {
+                qkvz: of_heads(qkvz, "in_proj_qkvz")?,
+                ba: of_heads(ba, "in_proj_ba")?,
+            });
         }
         let (channels, vb_qkv) = (linear.channels(), vb.pp("in_proj_qkv"));
         let qkv = match *own == (0..linear.key_heads) {
@@ -72,39 +69,69 @@ impl Inputs {
         Ok(Self::Apart { qkv, others })
     }
 
-    pub fn project(&self, x: &Tensor) -> Result<Projected> {
+    /// As plans take them.
+    pub fn of_step(&self) -> DeltaNetProjections<'_> {
         match self {
-            Self::Grouped { linear, qkvz, ba } => {
-                let (batch, len, _) = x.dims3()?;
+            Self::Grouped { qkvz, ba } => DeltaNetProjections::Grouped { qkvz, ba },
+            Self::Apart { qkv, others: [z, a, b] } => DeltaNetProjections::Apart { qkv, z, a, b },
+        }
+    }
+
+    /// Of `x` `[B, T, hidden]`, for the heads of this rank.
+    pub fn project(&self, x: &Tensor, sizes: &DeltaNetConfig) -> Result<Projected> {
+        let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = *sizes;
+        let (batch, len, _) = x.dims3()?;
+        let shared = value_heads / key_heads;
+        let parts = |x: &Tensor, sizes: &[usize]| {
+            let starts = sizes.iter().scan(0, |next, size| Some(std::mem::replace(next, *next + size)));
+            let part = |(start, size): (usize, &usize)| x.narrow(D::Minus1, start, *size)?.contiguous();
+            starts.zip(sizes).map(part).collect::<Result<Vec<_>>>()
+        };
+        let by_heads = |x: Tensor, heads: usize| x.reshape((batch, len, heads, ()));
+        match self {
+            Self::Grouped { qkvz, ba } => {
                 let [qkvz, ba] = forward_all([qkvz, ba], x)?;
-                let heads = linear.key_heads;
-                let (keys, values) = linear.elements(1);
-                let (qkvz, ba) =
-                    (qkvz.reshape((batch, len, heads, ()))?, ba.reshape((batch, len, heads, ()))?);
-                let part = |x: &Tensor, start: usize, size: usize| {
-                    x.narrow(D::Minus1, start, size)?.contiguous()?.flatten_from(2)
+                let values = shared * value_dim;
+                let of_qkvz = parts(&by_heads(qkvz, key_heads)?, &[key_dim, key_dim, values, values])?;
+                let of_ba = parts(&by_heads(ba, key_heads)?, &[shared, shared])?;
+                let ([q, k, v, gate], [beta, decay]) = (of_qkvz.as_slice(), of_ba.as_slice()) else {
+                    candle_core::bail!("linear attention with other parts than it has")
                 };
-                let qkv = [(0, keys), (keys, keys), (2 * keys, values)];
-                let qkv = qkv.map(|(start, size)| part(&qkvz, start, size));
-                let [q, k, v] = qkv;
+                let of_values = |x: &Tensor| x.reshape((batch, len, value_heads, value_dim));
                 Ok(Projected {
-                    qkv: Tensor::cat(&[q?, k?, v?], D::Minus1)?,
-                    gate: part(&qkvz, 2 * keys + values, values)?,
-                    beta: part(&ba, 0, linear.shared())?,
-                    decay: part(&ba, linear.shared(), linear.shared())?,
+                    q: q.clone(),
+                    k: k.clone(),
+                    v: of_values(v)?,
+                    gate: of_values(gate)?,
+                    decay: decay.flatten_from(2)?,
+                    beta: beta.flatten_from(2)?,
                 })
             }
             Self::Apart { qkv, others: [z, a, b] } => {
-                let qkv = qkv.iter().map(|linear| linear.forward(x)).collect::<Result<Vec<_>>>()?;
+                let mut of_qkv = qkv.iter().map(|linear| linear.forward(x)).collect::<Result<Vec<_>>>()?;
+                if let [all] = of_qkv.as_slice() {
+                    let keys = key_heads * key_dim;
+                    of_qkv = parts(all, &[keys, keys, value_heads * value_dim])?;
+                }
+                let [q, k, v] = of_qkv.as_slice() else {
+                    candle_core::bail!("linear attention with other parts than it has")
+                };
                 let [gate, decay, beta] = forward_all([z, a, b], x)?;
-                Ok(Projected { qkv: Tensor::cat(&qkv, D::Minus1)?, gate, decay, beta })
+                Ok(Projected {
+                    q: by_heads(q.clone(), key_heads)?,
+                    k: by_heads(k.clone(), key_heads)?,
+                    v: by_heads(v.clone(), value_heads)?,
+                    gate: by_heads(gate, value_heads)?,
+                    decay,
+                    beta,
+                })
             }
         }
     }
 
     pub fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {
         let linears: Vec<&Linear> = match self {
-            Self::Grouped { qkvz, ba, .. } => vec![qkvz, ba],
+            Self::Grouped { qkvz, ba } => vec![qkvz, ba],
             Self::Apart { qkv, others } => qkv.iter().chain(others).collect(),
         };
         linears.into_iter().map(|linear| linear.weight().clone())

@@ -1,4 +1,4 @@
-//! Linear attention: a state of fixed size, which [`ops::gated_delta`] changes, stands for all tokens before.
+//! Linear attention: a state of fixed size, which [`ops::gated_delta_net`] changes, stands for all tokens before.
 
 mod inputs;
 
@@ -7,24 +7,24 @@ use crate::norm::{Norm, NormKind};
 use crate::projection::rows_of;
 use crate::sharding::Sharding;
 use crate::Config;
-use candle_core::{DType, Device, Result, Tensor, D};
+use candle_core::{DType, Result, Tensor, D};
 use candle_nn::Module;
 use candle_quant::nn::{LayerWeight, VarBuilder};
+use candle_quant::ops::{self, DeltaNetWeights};
 use candle_quant::parallel::{Rank, RowParallel};
-use candle_quant::{ops, Error};
+use candle_quant::step::{BlockOutput, DeltaNetBlock, StepNorm};
+use candle_quant::{DeltaNetConfig, DeltaNetState};
 use inputs::{Inputs, Projected};
 use std::ops::Range;
 use std::slice;
 
-/// Added to the square of the length by which queries and keys are divided; no number of the config.
-const EPS: f64 = 1e-6;
-
 /// A layer, or its part of some heads.
 #[derive(Debug)]
 pub(crate) struct LinearAttention {
-    config: LinearAttentionConfig,
-    /// Heads of keys of this rank.
-    key_heads: usize,
+    /// Those of this rank.
+    sizes: DeltaNetConfig,
+    /// Whether inputs of the output projection are in tiles: see [`LinearAttentionConfig::tiled_output`].
+    tiled_output: bool,
     inputs: Inputs,
     /// `[kernel, channels]`, F32.
     convolution: Tensor,
@@ -34,7 +34,7 @@ pub(crate) struct LinearAttention {
     norm: Norm,
     out_proj: RowParallel,
     gather: Option<Gather>,
-    state: Option<State>,
+    state: DeltaNetState,
 }
 
 /// What brings the values of all ranks together, before an output projection that every rank has whole.
@@ -43,16 +43,6 @@ struct Gather {
     rank: Rank,
     /// Elements before and after those of this rank.
     others: (usize, usize),
-}
-
-/// What is left of the tokens so far, of each text of a batch, in F32.
-#[derive(Debug)]
-struct State {
-    /// What the convolution still sees, `[B, kernel - 1, channels]`.
-    seen: Tensor,
-    /// `[B, value_heads, key_dim, value_dim]`.
-    matrices: Tensor,
-    tokens: usize,
 }
 
 impl LinearAttention {
@@ -74,8 +64,10 @@ impl LinearAttention {
         // Adapters are those of the order in which the model was published.
         let output = vb.pp("out_proj");
         let output = if linear.tiled_output { output.without_adapters() } else { output };
+        let sizes = linear.of_heads(own.len());
         Ok(Self {
-            key_heads: own.len(),
+            sizes,
+            tiled_output: linear.tiled_output,
             inputs: Inputs::new(config.hidden_size, linear, &own, vb)?,
             convolution: convolution(linear, &own, &wide.pp("conv1d"))?,
             rates: of_heads("A_log")?.exp()?.neg()?,
@@ -83,68 +75,52 @@ impl LinearAttention {
             norm: Norm::new(NormKind::Rms, linear.value_dim, config.norm_eps, vb.pp("norm"))?,
             out_proj: rows_of(all_values, config.hidden_size, inputs, false, output)?,
             gather,
-            state: None,
-            config: linear.clone(),
+            state: DeltaNetState::new(sizes, vb.device())?,
         })
+    }
+
+    /// The block between its norms, if it is of the kind that plans have.
+    pub fn block(&self) -> Option<DeltaNetBlock<'_>> {
+        if self.gather.is_some() {
+            return None;
+        }
+        let StepNorm { weight: Some(norm), eps, .. } = self.norm.of_step()? else { return None };
+        let (out_proj, sum) = self.out_proj.part()?;
+        let weights = self.weights_between(norm, eps);
+        Some(DeltaNetBlock {
+            tiled_output: self.tiled_output,
+            out: BlockOutput { sum, ..Default::default() },
+            ..DeltaNetBlock::new(self.sizes, self.inputs.of_step(), weights, out_proj)
+        })
+    }
+
+    fn weights_between<'a>(&'a self, norm: &'a Tensor, eps: f64) -> DeltaNetWeights<'a> {
+        let (convolution, rates, gate_bias) = (&self.convolution, &self.rates, &self.gate_bias);
+        DeltaNetWeights { convolution, rates, gate_bias, norm, eps }
     }
 
     /// `x` is `[B, T, hidden]`, the tokens that follow those in the state; what is made of them is added to `residual`, if
     /// there is one.
     pub fn forward(&mut self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
-        let (batch, len, _) = x.dims3()?;
-        let mut state = match self.state.take() {
-            None => self.begin(batch, x.device())?,
-            Some(state) => match state.seen.dim(0)? {
-                texts if texts == batch => state,
-                texts => {
-                    let expected = format!("{texts} texts, as in the state");
-                    return Err(Error::mismatch("batch", expected, batch.to_string()).into());
-                }
-            },
-        };
-        let y = self.mix(x, residual, &mut state)?;
-        state.tokens = state.tokens.saturating_add(len);
-        self.state = Some(state);
-        Ok(y)
+        let mut state = std::mem::replace(&mut self.state, DeltaNetState::new(self.sizes, x.device())?);
+        let y = self.mix(x, residual, &mut state);
+        self.state = state;
+        y
     }
 
     /// As [`forward`](Self::forward), of texts from their first token on, with a state that nobody else has. Gradients flow
     /// to `x`, `residual` and adapters.
     pub fn forward_whole(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
-        self.mix(x, residual, &mut self.begin(x.dim(0)?, x.device())?)
+        self.mix(x, residual, &mut DeltaNetState::new(self.sizes, x.device())?)
     }
 
-    /// The state of texts without tokens.
-    fn begin(&self, batch: usize, device: &Device) -> Result<State> {
-        let LinearAttentionConfig { kernel, key_dim, value_dim, .. } = self.config;
-        let zeros = |dims: &[usize]| Tensor::zeros(dims, DType::F32, device);
-        let heads = self.key_heads * self.config.shared();
-        Ok(State {
-            seen: zeros(&[batch, kernel.saturating_sub(1), self.convolution.dim(1)?])?,
-            matrices: zeros(&[batch, heads, key_dim, value_dim])?,
-            tokens: 0,
-        })
-    }
-
-    fn mix(&self, x: &Tensor, residual: Option<&Tensor>, state: &mut State) -> Result<Tensor> {
-        let LinearAttentionConfig { key_dim, value_dim, .. } = self.config;
-        let (batch, len, _) = x.dims3()?;
-        let Projected { qkv, gate, decay, beta } = self.inputs.project(x)?;
-        let qkv = self.convolve(&qkv.to_dtype(DType::F32)?, state)?;
-        let keys = self.key_heads * key_dim;
-        let by_heads = |start: usize, size: usize, dim: usize| {
-            qkv.narrow(D::Minus1, start, size)?.contiguous()?.reshape((batch, len, size / dim, dim))
-        };
-        let q = (unit(&by_heads(0, keys, key_dim)?)? * (1. / (key_dim as f64).sqrt()))?;
-        let k = unit(&by_heads(keys, keys, key_dim)?)?;
-        let v = by_heads(2 * keys, self.config.elements(self.key_heads).1, value_dim)?;
-        let decay = decay.to_dtype(DType::F32)?.broadcast_add(&self.gate_bias)?;
-        let g = softplus(&decay)?.broadcast_mul(&self.rates)?;
-        let beta = candle_nn::ops::sigmoid(&beta.to_dtype(DType::F32)?)?;
-        let y = ops::gated_delta(&q, &k, &v, &g, &beta, &state.matrices)?;
-        let y = self.norm.forward(&y.to_dtype(x.dtype())?)?.to_dtype(DType::F32)?;
-        let gate = gate.to_dtype(DType::F32)?.reshape(y.shape())?.silu()?;
-        let y = self.tiled((y * gate)?.flatten_from(2)?.to_dtype(x.dtype())?)?;
+    fn mix(&self, x: &Tensor, residual: Option<&Tensor>, state: &mut DeltaNetState) -> Result<Tensor> {
+        let Projected { q, k, v, gate, decay, beta } = self.inputs.project(x, &self.sizes)?;
+        let [q, k, v, gate, decay, beta] = [&q, &k, &v, &gate, &decay, &beta];
+        let inputs = ops::DeltaNetInputs { q, k, v, gate, decay, beta };
+        let norm = self.norm.of_step().and_then(|norm| Some((norm.weight?, norm.eps)));
+        let Some((norm, eps)) = norm else { candle_core::bail!("linear attention without a norm") };
+        let y = self.tiled(ops::gated_delta_net(inputs, self.weights_between(norm, eps), state)?)?;
         match residual {
             Some(residual) => self.out_proj.forward_add(&y, residual),
             None => self.out_proj.forward(&y),
@@ -153,7 +129,7 @@ impl LinearAttention {
 
     /// Values of all heads, in the order of the output projection's inputs.
     fn tiled(&self, y: Tensor) -> Result<Tensor> {
-        if !self.config.tiled_output {
+        if !self.tiled_output {
             return Ok(y);
         }
         let y = match &self.gather {
@@ -162,42 +138,18 @@ impl LinearAttention {
                 rank.all_reduce_sum(&y.pad_with_zeros(D::Minus1, *before, *after)?)?
             }
         };
-        tiles(&y, self.config.key_heads, self.config.shared())
+        // Behind a gather, heads are those of all ranks.
+        let shared = self.sizes.value_heads / self.sizes.key_heads;
+        tiles(&y, y.dim(D::Minus1)? / (shared * self.sizes.value_dim), shared)
     }
 
-    /// `silu` of what the last tokens of `x` `[B, T, channels]` give together, channel by channel.
-    fn convolve(&self, x: &Tensor, state: &mut State) -> Result<Tensor> {
-        let len = x.dim(1)?;
-        let all = Tensor::cat(&[&state.seen, x], 1)?;
-        let (kernel, _) = self.convolution.dims2()?;
-        let mut sum = all.narrow(1, 0, len)?.broadcast_mul(&self.convolution.narrow(0, 0, 1)?)?;
-        for tap in 1..kernel {
-            let part = all.narrow(1, tap, len)?.broadcast_mul(&self.convolution.narrow(0, tap, 1)?)?;
-            sum = (sum + part)?;
-        }
-        // A copy: a view would keep all tokens of a prompt.
-        state.seen = all.narrow(1, len, kernel.saturating_sub(1))?.detach().force_contiguous()?;
-        sum.silu()
+    /// What it has of the tokens so far.
+    pub fn state(&self) -> &DeltaNetState {
+        &self.state
     }
 
-    /// Tokens in the state.
-    pub fn tokens(&self) -> usize {
-        self.state.as_ref().map_or(0, |state| state.tokens)
-    }
-
-    pub fn clear(&mut self) {
-        self.state = None;
-    }
-
-    /// Bytes of the state of all texts.
-    pub fn state_bytes(&self) -> u64 {
-        let texts = self.state.as_ref().and_then(|state| state.seen.dims().first());
-        self.bytes_of_text().saturating_mul(texts.copied().unwrap_or(0) as u64)
-    }
-
-    /// Bytes of the state of a text, of any length.
-    pub fn bytes_of_text(&self) -> u64 {
-        self.config.state_bytes(self.key_heads)
+    pub fn state_mut(&mut self) -> &mut DeltaNetState {
+        &mut self.state
     }
 
     pub fn weights(&self) -> Vec<LayerWeight> {
@@ -227,19 +179,10 @@ fn tiles(y: &Tensor, key_heads: usize, shared: usize) -> Result<Tensor> {
     y.reshape(by_keys)?.transpose(2, 3)?.contiguous()?.flatten_from(2)
 }
 
-/// Heads of length 1.
-fn unit(x: &Tensor) -> Result<Tensor> {
-    x.broadcast_div(&(x.sqr()?.sum_keepdim(D::Minus1)? + EPS)?.sqrt()?)
-}
-
-/// `ln(1 + exp(x))`, of large numbers, too.
-fn softplus(x: &Tensor) -> Result<Tensor> {
-    x.relu()? + (x.abs()?.neg()?.exp()? + 1.)?.log()?
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use candle_core::Device;
 
     #[test]
     fn tiles_have_one_head_of_each_key() {

@@ -1,6 +1,7 @@
 //! What plans of the tests are like.
 
 use super::experts::{ExpertKind, Shared, GROUPS, PLAIN_EXPERTS};
+use super::linear::{LinearKind, LINEAR};
 use crate::backend::step::{Activation, HeadNorm, Norm, QueryGrowth, Turn};
 use crate::backend::Scores;
 use crate::QuantFormat;
@@ -32,6 +33,10 @@ pub(super) struct Kind {
     pub parallel: bool,
     pub gate: bool,
     pub activation: Activation,
+    /// Whether what queries see goes through gates.
+    pub has_gates: bool,
+    /// Of the layers but the second.
+    pub linear: Option<LinearKind>,
     /// Of the layers behind the first.
     pub experts: Option<ExpertKind>,
     /// Whether all numbers there are by which something is multiplied, or where it ends, do something.
@@ -85,6 +90,8 @@ pub(super) const PLAIN: Kind = Kind {
     parallel: false,
     gate: true,
     activation: Activation::Silu,
+    has_gates: false,
+    linear: None,
     experts: None,
     factors: false,
 };
@@ -154,6 +161,28 @@ pub(super) fn kinds() -> Vec<(&'static str, Kind)> {
             },
         ),
         ("norms without weights", Kind { norms: Norms::Plain, factors: true, ..PLAIN }),
+        (
+            "gates behind queries",
+            Kind { has_gates: true, sinks: true, qk_norm: qk_norm(Over::HeadOfItsOwn, false), ..PLAIN },
+        ),
+        (
+            "gates behind queries that are normalized together",
+            Kind { has_gates: true, qk_norm: qk_norm(Over::All, false), turns: Turns::Neighbours, ..PLAIN },
+        ),
+        ("linear attention", Kind { linear: Some(LINEAR), has_gates: true, ..PLAIN }),
+        (
+            "linear attention of grouped projections, in tiles",
+            Kind {
+                linear: Some(LinearKind { is_grouped: true, tiled: true, ..LINEAR }),
+                adapters: true,
+                experts: Some(ExpertKind { shared: Shared::Gated, ..PLAIN_EXPERTS }),
+                ..PLAIN
+            },
+        ),
+        (
+            "linear attention of six projections, without a convolution",
+            Kind { linear: Some(LinearKind { in_three: true, kernel: 1, ..LINEAR }), factors: true, ..PLAIN },
+        ),
         ("experts", Kind { experts: Some(PLAIN_EXPERTS), ..PLAIN }),
         ("experts and adapters", Kind { adapters: true, experts: Some(PLAIN_EXPERTS), ..PLAIN }),
         (

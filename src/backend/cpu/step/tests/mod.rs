@@ -2,13 +2,17 @@
 
 mod experts;
 mod kinds;
+mod linear;
 mod model;
 
 use super::super::team::Crew;
 use super::{few, many};
 use crate::backend::step::StepToken;
-use crate::{KvCache, KvCacheConfig};
+use crate::backend::StepCaches;
+use crate::{DeltaNetConfig, DeltaNetState, KvCache, KvCacheConfig};
+use candle_core::Device;
 use kinds::{kinds, Kind, Norms, Over, QkNorm, Turns, HEAD_DIM, PLAIN};
+use linear::LINEAR;
 use model::{Model, KV_HEADS, LAYERS, VOCABULARY};
 
 fn text(len: usize) -> Vec<u32> {
@@ -19,17 +23,31 @@ fn tokens(ids: &[u32], sequence: usize, first: usize) -> Vec<StepToken> {
     (first..).zip(ids).map(|(position, &id)| StepToken { id, sequence, position }).collect()
 }
 
-fn lent(caches: &mut [KvCache]) -> Vec<&mut KvCache> {
-    caches.iter_mut().collect()
+/// What the layers of a plan keep.
+struct Kept {
+    keys: Vec<KvCache>,
+    states: Vec<DeltaNetState>,
+}
+
+impl Kept {
+    fn lent(&mut self) -> StepCaches<'_, KvCache> {
+        StepCaches::new(&mut self.keys, &mut self.states)
+    }
+
+    /// The tokens of a sequence in each layer.
+    fn lens(&self, sequence: usize) -> Vec<usize> {
+        let keys = self.keys.iter().map(|cache| cache.len(sequence));
+        keys.chain(self.states.iter().map(|state| state.len(sequence))).collect()
+    }
 }
 
 fn run(
     model: &Model,
     tokens: &[StepToken],
-    caches: &mut [KvCache],
+    caches: &mut Kept,
     wanted: &[usize],
 ) -> candle_core::Result<Vec<f32>> {
-    crate::backend::step::run(&model.plan, model.input(tokens, wanted), &mut lent(caches))
+    crate::backend::step::run(&model.plan, model.input(tokens, wanted), &mut caches.lent())
 }
 
 fn all(len: usize) -> Vec<usize> {
@@ -54,7 +72,7 @@ fn steps_are_those_of_a_decoder_in_f64() {
 
         let mut caches = model.caches();
         let (every, wanted) = (tokens(&ids, 0, 0), all(ids.len()));
-        let found = many::run(&model.plan, model.input(&every, &wanted), &mut lent(&mut caches)).unwrap();
+        let found = many::run(&model.plan, model.input(&every, &wanted), &mut caches.lent()).unwrap();
         check(&found, &expected, &format!("{name}, at once"));
 
         let mut caches = model.caches();
@@ -87,7 +105,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
     let experts = Kind { experts: Some(experts::PLAIN_EXPERTS), ..unusual };
     let dense_router = experts::ExpertKind { packed_router: false, ..experts::PLAIN_EXPERTS };
     let dense_router = Kind { experts: Some(dense_router), ..usual };
-    for model in [usual, unusual, experts, dense_router].map(Model::new) {
+    let linear = Kind { linear: Some(LINEAR), has_gates: true, ..PLAIN };
+    for model in [usual, unusual, experts, dense_router, linear].map(Model::new) {
         let after_prompt = |threads: Option<usize>| -> Vec<Vec<u32>> {
             let mut caches = model.caches();
             let (prompt, rest) = ids.split_at(600);
@@ -100,7 +119,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
                     *first += len;
                     let threads = threads.map_or(Crew::Pool, Crew::Own);
                     let input = model.input(&part, &wanted);
-                    let logits = few::run(threads, &model.plan, input, &mut lent(&mut caches)).unwrap();
+                    let logits = few::run(threads, &model.plan, input, &mut caches.lent()).unwrap();
                     Some(logits.into_iter().map(f32::to_bits).collect())
                 })
                 .collect()
@@ -114,7 +133,13 @@ fn results_do_not_depend_on_the_number_of_threads() {
 
 #[test]
 fn sequences_of_a_batch_do_not_see_each_other() {
-    let model = Model::new(Kind { window: Some(70), ..PLAIN });
+    for kind in [Kind { window: Some(70), ..PLAIN }, Kind { linear: Some(LINEAR), has_gates: true, ..PLAIN }]
+    {
+        texts_of_a_batch(&Model::new(kind));
+    }
+}
+
+fn texts_of_a_batch(model: &Model) {
     let texts = [text(40), text(75).split_off(5), text(3)];
     let alone: Vec<_> = texts.iter().map(|ids| model.reference(ids)).collect();
     let mut caches = model.caches();
@@ -123,7 +148,7 @@ fn sequences_of_a_batch_do_not_see_each_other() {
     for (sequence, ids) in texts.iter().enumerate() {
         before.extend(tokens(&ids[..ids.len() - 2], sequence, 0));
     }
-    run(&model, &before, &mut caches, &[]).unwrap();
+    run(model, &before, &mut caches, &[]).unwrap();
     for back in [2, 1] {
         let step: Vec<StepToken> = texts
             .iter()
@@ -133,7 +158,7 @@ fn sequences_of_a_batch_do_not_see_each_other() {
                 tokens(&ids[position..=position], sequence, position)
             })
             .collect();
-        let found = run(&model, &step, &mut caches, &all(3)).unwrap();
+        let found = run(model, &step, &mut caches, &all(3)).unwrap();
         for ((found, ids), alone) in found.chunks(VOCABULARY).zip(&texts).zip(&alone) {
             let position = ids.len() - back;
             check(found, &alone[position..=position], "a sequence of a batch");
@@ -161,20 +186,22 @@ fn only_wanted_rows_have_logits() {
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let model = Model::new(PLAIN);
     let small = KvCacheConfig { max_tokens: 4, ..KvCacheConfig::new(KV_HEADS, HEAD_DIM) };
-    let caches = |config: KvCacheConfig| -> Vec<KvCache> {
-        (0..LAYERS).map(|_| KvCache::new(config).unwrap()).collect()
+    let caches = |config: KvCacheConfig| Kept {
+        keys: (0..LAYERS).map(|_| KvCache::new(config).unwrap()).collect(),
+        states: Vec::new(),
     };
-    let step = |tokens: &[StepToken], caches: &mut [KvCache]| {
-        let before: Vec<usize> = caches.iter().map(|cache| cache.len(0)).collect();
+    let step = |tokens: &[StepToken], caches: &mut Kept| {
+        let before = caches.lens(0);
         let result = run(&model, tokens, caches, &[0]);
         if result.is_err() {
-            let after: Vec<usize> = caches.iter().map(|cache| cache.len(0)).collect();
-            assert_eq!(before, after);
+            assert_eq!(before, caches.lens(0));
         }
         result.map_err(|error| error.to_string())
     };
     let mut full = caches(small);
     step(&tokens(&text(3), 0, 0), &mut full).unwrap();
+    let mut two_layers = caches(small);
+    two_layers.keys.truncate(2);
     let cases = [
         (step(&tokens(&text(2), 0, 3), &mut full), "5 tokens"),
         (step(&tokens(&text(1), 0, 4), &mut full), "position: expected 3"),
@@ -190,7 +217,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
             step(&tokens(&[1], usize::MAX, 0), &mut caches(KvCacheConfig::new(KV_HEADS, HEAD_DIM))),
             "below 65536",
         ),
-        (step(&tokens(&[1], 0, 0), &mut caches(small)[..2]), "one for each layer"),
+        (step(&tokens(&[1], 0, 0), &mut two_layers), "one for each layer"),
     ];
     for (result, expected) in cases {
         let error = result.unwrap_err();
@@ -203,4 +230,30 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         let refused = run(&model, &tokens(&text(2), 0, 0), &mut model.caches(), &wanted);
         assert!(refused.unwrap_err().to_string().contains("ascending"), "{wanted:?}");
     }
+}
+
+#[test]
+fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+    let model = Model::new(Kind { linear: Some(LINEAR), ..PLAIN });
+    let mut kept = model.caches();
+    run(&model, &tokens(&text(3), 0, 0), &mut kept, &[]).unwrap();
+    let refused = |change: &dyn Fn(&mut Kept), expected: &str| {
+        let mut other = model.caches();
+        run(&model, &tokens(&text(3), 0, 0), &mut other, &[]).unwrap();
+        change(&mut other);
+        let before = other.lens(0);
+        let error = run(&model, &tokens(&[1], 0, 3), &mut other, &[0]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error:?} has no {expected:?}");
+        assert_eq!(before, other.lens(0));
+    };
+    let other = DeltaNetConfig { key_dim: 16, ..LINEAR.config() };
+    refused(&|kept| kept.states.truncate(1), "one on the CPU for each layer");
+    refused(&|kept| kept.states[1].clear(), "position: expected 0");
+    refused(&|kept| kept.states[0] = DeltaNetState::new(other, &Device::Cpu).unwrap(), "key_dim: 20");
+    // A text that begins anew does not see the one before.
+    let ids = text(5);
+    let expected = model.reference(&ids);
+    assert!(!kept.states[0].truncate(0, 2) && kept.states.iter_mut().all(|state| state.truncate(0, 0)));
+    assert!(kept.keys[0].truncate(0, 0));
+    check(&run(&model, &tokens(&ids, 0, 0), &mut kept, &all(5)).unwrap(), &expected, "a text behind another");
 }

@@ -2,12 +2,14 @@
 
 use super::experts::{of_dense, of_experts, Shared, EXPERTS, SHARED_INNER};
 use super::kinds::{numbers, Kind, Turns, EPS, HEAD_DIM};
+use super::linear::{mixed, LinearKind};
+use super::Kept;
 use crate::backend::low_rank::Update;
 use crate::backend::step::StepToken;
 use crate::backend::step::{
     Activation, HeadNorm, Heads, Input, Matrix, Node, Norm, Out, Plan, Projection, Router, Turn,
 };
-use crate::{KvCache, KvCacheConfig, QuantTensor};
+use crate::{DeltaNetState, KvCache, KvCacheConfig, QuantTensor};
 use candle_core::{DType, Device, Tensor};
 use rand::rngs::StdRng;
 use rand::SeedableRng;
@@ -69,21 +71,29 @@ impl Model {
         let mut nodes = vec![Node::Embed { table, factor: kind.factor(3.), first_token: None }];
         for layer in 0..LAYERS {
             let (queries, keys) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
-            let of_layer = [queries, keys, keys].map(|rows| projection(&mut rng, rows, HIDDEN));
-            nodes.push(Node::Queries(norm(&mut rng), of_layer, kind.limit(1.5)));
-            nodes.push(Node::Attend(Heads {
-                heads: HEADS,
-                kv_heads: KV_HEADS,
-                head_dim: HEAD_DIM,
-                q_norm: kind.head_norm(&mut rng, HEADS),
-                k_norm: kind.head_norm(&mut rng, KV_HEADS),
-                turns_first: kind.qk_norm.is_some_and(|norm| norm.turns_first),
-                turn: layer,
-                scale: kind.factor(0.7) / (HEAD_DIM as f32).sqrt(),
-                softcap: kind.limit(1.2),
-                sinks: kind.sinks.then(|| numbers(&mut rng, HEADS, 2.)),
-                layer,
-            }));
+            let linear = kind.linear.filter(|_| layer != 1);
+            let of_layer = linear.map(|linear| linear.rows());
+            let with_gates = if kind.has_gates { 2 * queries } else { queries };
+            let of_layer = of_layer.unwrap_or(vec![with_gates, keys, keys]);
+            let of_layer = of_layer.into_iter().map(|rows| projection(&mut rng, rows, HIDDEN)).collect();
+            nodes.push(Node::Project(norm(&mut rng), of_layer, kind.limit(1.5)));
+            nodes.push(match linear {
+                Some(linear) => Node::DeltaNet(Box::new(linear.net(&mut rng, layer / 2))),
+                None => Node::Attend(Heads {
+                    heads: HEADS,
+                    kv_heads: KV_HEADS,
+                    head_dim: HEAD_DIM,
+                    q_norm: kind.head_norm(&mut rng, HEADS),
+                    k_norm: kind.head_norm(&mut rng, KV_HEADS),
+                    has_gate: kind.has_gates,
+                    turns_first: kind.qk_norm.is_some_and(|norm| norm.turns_first),
+                    turn: layer,
+                    scale: kind.factor(0.7) / (HEAD_DIM as f32).sqrt(),
+                    softcap: kind.limit(1.2),
+                    sinks: kind.sinks.then(|| numbers(&mut rng, HEADS, 2.)),
+                    layer: if kind.linear.is_some() { 0 } else { layer },
+                }),
+            });
             let add = Node::AddAttended(projection(&mut rng, HIDDEN, queries), out(&mut rng));
             // The first layer is dense.
             if let Some(experts) = kind.experts.filter(|_| layer > 0) {
@@ -129,11 +139,16 @@ impl Model {
         Input { tokens, wanted, updates: &self.updates, is_long: self.kind.turns == Turns::Long }
     }
 
-    pub fn caches(&self) -> Vec<KvCache> {
+    pub fn caches(&self) -> Kept {
         let window = |layer| self.kind.window.filter(|_| layer == 1);
         let config =
             |layer| KvCacheConfig { window: window(layer), ..KvCacheConfig::new(KV_HEADS, HEAD_DIM) };
-        (0..LAYERS).map(|layer| KvCache::new(config(layer)).unwrap()).collect()
+        let (layers, linear) = if self.kind.linear.is_some() { (1, 2) } else { (LAYERS, 0) };
+        let state = |kind: LinearKind| DeltaNetState::new(kind.config(), &Device::Cpu).unwrap();
+        Kept {
+            keys: (0..layers).map(|layer| KvCache::new(config(layer)).unwrap()).collect(),
+            states: (0..linear).filter_map(|_| self.kind.linear.map(state)).collect(),
+        }
     }
 
     /// Logits of every token of a text, in f64.
@@ -148,19 +163,30 @@ impl Model {
                     let row = |id: &u32| table[*id as usize].iter().map(|x| x * f64::from(*scale)).collect();
                     hidden = ids.iter().map(row).collect();
                 }
-                Node::Queries(norm, projections, clip) => {
+                Node::Project(norm, projections, clip) => {
                     let x: Vec<_> = hidden.iter().map(|x| normed(x, norm.as_ref())).collect();
-                    let [q, k, v] = projections.each_ref().map(|projection| {
+                    let made = projections.iter().map(|projection| {
                         let mut y = self.products(projection, &x);
                         if let Some(clip) = clip.map(f64::from) {
                             y.iter_mut().flatten().for_each(|y| *y = y.clamp(-clip, clip));
                         }
                         y
                     });
-                    projected = q.into_iter().zip(k).zip(v).map(|((q, k), v)| [q, k, v]).collect::<Vec<_>>();
+                    let made: Vec<_> = made.collect();
+                    let of_row = |row: usize| made.iter().map(|made| made[row].clone()).collect();
+                    projected = (0..ids.len()).map(of_row).collect::<Vec<Vec<Vec<f64>>>>();
                 }
+                Node::DeltaNet(net) => attended = mixed(net, &projected),
                 Node::Attend(heads) => {
-                    let place = |(position, [q, k, v]): (usize, &[Vec<f64>; 3])| {
+                    let gated = |(index, x): (usize, f64), gates: &[f64]| {
+                        let gate = gates[index / HEAD_DIM * 2 * HEAD_DIM + HEAD_DIM + index % HEAD_DIM];
+                        x / (1. + (-gate).exp())
+                    };
+                    let place = |(position, projected): (usize, &Vec<Vec<f64>>)| {
+                        let [q, k, v] = projected.as_slice() else { panic!("queries, keys and values") };
+                        // A query, then its gate.
+                        let queries = q.chunks(heads.query_stride()).flat_map(|both| &both[..HEAD_DIM]);
+                        let q = &queries.copied().collect::<Vec<_>>();
                         let mut q = self.placed(heads, q, heads.q_norm.as_ref(), position);
                         if let Some(growth) = self.plan.turns[heads.turn].query_growth {
                             let factor = 1.
@@ -171,7 +197,13 @@ impl Model {
                         (q, self.placed(heads, k, heads.k_norm.as_ref(), position), v.clone())
                     };
                     let placed: Vec<_> = projected.iter().enumerate().map(place).collect();
-                    let attend = |position| self.attend(heads, &placed, position);
+                    let attend = |position: usize| {
+                        let attended = self.attend(heads, &placed, position).into_iter().enumerate();
+                        match heads.has_gate {
+                            true => attended.map(|x| gated(x, &projected[position][0])).collect(),
+                            false => attended.map(|(_, x)| x).collect::<Vec<_>>(),
+                        }
+                    };
                     attended = (0..ids.len()).map(attend).collect::<Vec<_>>();
                 }
                 Node::AddAttended(projection, out) => self.add(&mut hidden, projection, &attended, out),

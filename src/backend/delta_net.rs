@@ -1,0 +1,271 @@
+//! Linear attention as layers of models have it: the gated delta rule between a convolution and a norm with gates.
+
+#[cfg(test)]
+mod tests;
+
+use super::gated_delta::gated_delta;
+use super::step::{DeltaLanes, DeltaNet, Lane, Norm};
+use super::{cpu, unsupported_dtype};
+use crate::tensor::DeltaRows;
+use crate::{DeltaNetConfig, DeltaNetState, Error, Result};
+use candle_core::{DType, Device, Tensor, D};
+
+/// What the tokens of a layer of linear attention bring, each as a projection makes it: F32, F16 or BF16, on one device.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaNetInputs<'a> {
+    /// `[B, T, key_heads, key_dim]`, T consecutive tokens of each sequence.
+    pub q: &'a Tensor,
+    /// Likewise.
+    pub k: &'a Tensor,
+    /// `[B, T, value_heads, value_dim]`.
+    pub v: &'a Tensor,
+    /// As many as values: outputs are multiplied by `silu(gate)`.
+    pub gate: &'a Tensor,
+    /// `[B, T, value_heads]`: the state is multiplied by `exp(rate * softplus(decay + gate_bias))` first.
+    pub decay: &'a Tensor,
+    /// `[B, T, value_heads]`: corrections are multiplied by its sigmoid.
+    pub beta: &'a Tensor,
+}
+
+/// The weights of a layer of linear attention between its projections, of any float dtype.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaNetWeights<'a> {
+    /// Of the convolution, `[kernel, channels]`, the oldest token first: channels are those of all queries, all keys, all values.
+    pub convolution: &'a Tensor,
+    /// How fast heads forget, `[value_heads]`: `-exp(A_log)`.
+    pub rates: &'a Tensor,
+    /// `[value_heads]`: `dt_bias`.
+    pub gate_bias: &'a Tensor,
+    /// Of the RMS norm of each head's output, `[value_dim]`.
+    pub norm: &'a Tensor,
+    /// Added to the mean square.
+    pub eps: f64,
+}
+
+/// Linear attention by the gated delta rule, as the layers of Qwen3-Next and Qwen3.5 have it (`Qwen3NextGatedDeltaNet` of
+/// transformers): queries, keys and values go through a short causal convolution, channel by channel, and SiLU; queries and keys
+/// become unit vectors, queries of length `1 / sqrt(key_dim)`; [`gated_delta`](crate::ops::gated_delta) changes the state and reads
+/// it; each head's output is normalized, and multiplied by `silu(gate)`.
+///
+/// Tokens go on where the state is, which is that of the tokens behind them then. The result is `[B, T, value_heads * value_dim]` of
+/// the dtype of `v`; everything in between is f32. The number of threads does not matter. Gradients flow to all inputs, but not into
+/// tokens before.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::ops::{self, DeltaNetInputs, DeltaNetWeights};
+/// use candle_quant::{DeltaNetConfig, DeltaNetState};
+///
+/// let config = DeltaNetConfig { key_heads: 2, value_heads: 4, key_dim: 16, value_dim: 8, kernel: 4 };
+/// let random = |dims: &[usize]| Tensor::randn(0f32, 1., dims, &Device::Cpu);
+/// let weights = DeltaNetWeights {
+///     convolution: &random(&[4, config.channels()])?,
+///     rates: &random(&[4])?.exp()?.neg()?,
+///     gate_bias: &random(&[4])?,
+///     norm: &Tensor::ones(8, DType::F32, &Device::Cpu)?,
+///     eps: 1e-6,
+/// };
+/// let mut state = DeltaNetState::new(config, &Device::Cpu)?;
+/// // A prompt of five tokens, then one more.
+/// for tokens in [5, 1] {
+///     let inputs = DeltaNetInputs {
+///         q: &random(&[1, tokens, 2, 16])?,
+///         k: &random(&[1, tokens, 2, 16])?,
+///         v: &random(&[1, tokens, 4, 8])?,
+///         gate: &random(&[1, tokens, 4, 8])?,
+///         decay: &random(&[1, tokens, 4])?,
+///         beta: &random(&[1, tokens, 4])?,
+///     };
+///     assert_eq!(ops::gated_delta_net(inputs, weights, &mut state)?.dims(), [1, tokens, 32]);
+/// }
+/// assert_eq!(state.len(0), 6);
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit the state and each other, or the state is one of another number of sequences: it is
+/// then as before.
+pub fn gated_delta_net(
+    inputs: DeltaNetInputs,
+    weights: DeltaNetWeights,
+    state: &mut DeltaNetState,
+) -> Result<Tensor> {
+    let (batch, tokens) = check(inputs, weights, state)?;
+    let DeltaNetInputs { q, k, v, gate, decay, beta } = inputs;
+    let is_tracked = [q, k, v, gate, decay, beta].into_iter().any(Tensor::track_op);
+    let y = match state.device().is_cpu() && !is_tracked {
+        true => on_cpu(inputs, weights, state, (batch, tokens))?,
+        false => {
+            let rows = match state.device().is_cpu() {
+                true => state.to_tensors(batch)?,
+                false => state.rows(batch)?,
+            };
+            let y = by_operations(inputs, weights, *state.config(), rows.of_these(state.lens())?)?;
+            if state.device().is_cpu() {
+                state.set_tensors(&rows)?;
+            }
+            y
+        }
+    };
+    (0..batch).for_each(|sequence| state.extend(sequence, tokens));
+    Ok(y.to_dtype(v.dtype())?)
+}
+
+/// Checks devices, dtypes and shapes; how many texts there are, and tokens of each.
+fn check(inputs: DeltaNetInputs, weights: DeltaNetWeights, state: &DeltaNetState) -> Result<(usize, usize)> {
+    let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, kernel } = *state.config();
+    let DeltaNetInputs { q, k, v, gate, decay, beta } = inputs;
+    let (batch, tokens) = match *q.dims() {
+        [batch, tokens, _, _] if batch > 0 && tokens > 0 => (batch, tokens),
+        _ => {
+            let expected = format!("[B, T, {key_heads}, {key_dim}], of one token at least");
+            return Err(Error::mismatch("queries", expected, format!("{:?}", q.dims())));
+        }
+    };
+    state.check_batch(batch)?;
+    let channels = state.config().channels();
+    for (name, tensor, expected) in [
+        ("queries", q, &[batch, tokens, key_heads, key_dim][..]),
+        ("keys", k, &[batch, tokens, key_heads, key_dim]),
+        ("values", v, &[batch, tokens, value_heads, value_dim]),
+        ("gates", gate, &[batch, tokens, value_heads, value_dim]),
+        ("decays", decay, &[batch, tokens, value_heads]),
+        ("betas", beta, &[batch, tokens, value_heads]),
+        ("the convolution", weights.convolution, &[kernel, channels]),
+        ("rates", weights.rates, &[value_heads]),
+        ("the bias of gates", weights.gate_bias, &[value_heads]),
+        ("the norm", weights.norm, &[value_dim]),
+    ] {
+        if tensor.dims() != expected {
+            return Err(Error::mismatch(name, format!("{expected:?}"), format!("{:?}", tensor.dims())));
+        }
+        if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {
+            return Err(unsupported_dtype("linear attention", tensor.dtype()).into());
+        }
+        if !tensor.device().same_device(state.device()) {
+            let expected = format!("on {:?}, where the state is", state.device().location());
+            return Err(Error::mismatch(name, expected, format!("on {:?}", tensor.device().location())));
+        }
+    }
+    Ok((batch, tokens))
+}
+
+fn numbers(x: &Tensor) -> candle_core::Result<Vec<f32>> {
+    x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+}
+
+fn on_cpu(
+    inputs: DeltaNetInputs,
+    weights: DeltaNetWeights,
+    state: &mut DeltaNetState,
+    (batch, tokens): (usize, usize),
+) -> Result<Tensor> {
+    let config = *state.config();
+    let DeltaNetInputs { q, k, v, gate, decay, beta } = inputs;
+    let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = config;
+    let values = value_heads / key_heads * value_dim;
+    let lane = |projection, stride| Lane { projection, width: key_heads * stride, start: 0, stride };
+    let net = DeltaNet {
+        config,
+        lanes: DeltaLanes {
+            q: lane(0, key_dim),
+            k: lane(1, key_dim),
+            v: lane(2, values),
+            gate: lane(3, values),
+            decay: lane(4, value_heads / key_heads),
+            beta: lane(5, value_heads / key_heads),
+        },
+        convolution: numbers(weights.convolution)?,
+        rates: numbers(weights.rates)?,
+        gate_bias: numbers(weights.gate_bias)?,
+        norm: Norm {
+            weight: Some(numbers(weights.norm)?),
+            bias: None,
+            subtracts_mean: false,
+            eps: weights.eps as f32,
+        },
+        tiled: false,
+        layer: 0,
+    };
+    let projected = [q, k, v, gate, decay, beta].map(numbers);
+    let projected = projected.into_iter().collect::<candle_core::Result<Vec<_>>>()?;
+    state.make_room(batch);
+    let y = cpu::step::mix_all(&net, state, (batch, tokens), &projected);
+    Ok(Tensor::from_vec(y, (batch, tokens, net.width()), &Device::Cpu)?)
+}
+
+/// In operations of candle, which are slow: `rows` becomes the state behind the tokens.
+fn by_operations(
+    inputs: DeltaNetInputs,
+    weights: DeltaNetWeights,
+    config: DeltaNetConfig,
+    rows: &DeltaRows,
+) -> Result<Tensor> {
+    let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = config;
+    let [q, k, v, gate, decay, beta] = [inputs.q, inputs.k, inputs.v, inputs.gate, inputs.decay, inputs.beta]
+        .map(|x| x.to_dtype(DType::F32));
+    let (q, k, v, gate, decay, beta) = (q?, k?, v?, gate?, decay?, beta?);
+    let (batch, tokens) = (v.dim(0)?, v.dim(1)?);
+    let wide = |x: &Tensor| x.to_dtype(DType::F32);
+    // A head of queries or keys for each one of values, along a dimension of `heads`.
+    let shared = value_heads / key_heads;
+    let repeated = |x: &Tensor, dim: usize| {
+        let (mut by_keys, mut by_values) = (x.dims().to_vec(), x.dims().to_vec());
+        by_keys.insert(dim + 1, shared);
+        if let Some(heads) = by_values.get_mut(dim) {
+            *heads = value_heads;
+        }
+        x.unsqueeze(dim + 1)?.broadcast_as(by_keys)?.reshape(by_values)
+    };
+    // `[kernel, value_heads, channels of a head]`.
+    let convolution = wide(weights.convolution)?;
+    let keys = key_heads * key_dim;
+    let section = |start: usize, len: usize, heads: usize| {
+        let part = convolution.narrow(1, start, len)?;
+        part.reshape((config.kernel, heads, len / heads))
+    };
+    let convolution = Tensor::cat(
+        &[
+            repeated(&section(0, keys, key_heads)?, 1)?,
+            repeated(&section(keys, keys, key_heads)?, 1)?,
+            section(2 * keys, value_heads * value_dim, value_heads)?,
+        ],
+        2,
+    )?;
+    let x = Tensor::cat(&[repeated(&q, 2)?, repeated(&k, 2)?, v], 3)?;
+    let all = match config.taps() {
+        0 => x,
+        taps => {
+            let seen = rows.seen.narrow(2, 0, taps)?.transpose(1, 2)?;
+            let all = Tensor::cat(&[seen.contiguous()?, x], 1)?;
+            let last = all.narrow(1, tokens, taps)?.transpose(1, 2)?.detach().contiguous()?;
+            rows.seen.slice_set(&last, 0, 0)?;
+            all
+        }
+    };
+    let tap = |tap: usize| all.narrow(1, tap, tokens)?.broadcast_mul(&convolution.narrow(0, tap, 1)?);
+    let mut mixed = tap(0)?;
+    for index in 1..config.kernel {
+        mixed = (mixed + tap(index)?)?;
+    }
+    let mixed = mixed.silu()?;
+    let unit = |start: usize, length: f64| {
+        /// No number of any config.
+        const EPS: f64 = 1e-6;
+        let x = mixed.narrow(3, start, key_dim)?.contiguous()?;
+        x.broadcast_div(&((x.sqr()?.sum_keepdim(D::Minus1)? + EPS)?.sqrt()? / length)?)
+    };
+    let (q, k) = (unit(0, 1. / (key_dim as f64).sqrt())?, unit(key_dim, 1.)?);
+    let v = mixed.narrow(3, 2 * key_dim, value_dim)?.contiguous()?;
+    let g = softplus(&decay.broadcast_add(&wide(weights.gate_bias)?)?)?;
+    let g = g.broadcast_mul(&wide(weights.rates)?)?;
+    let y = gated_delta(&q, &k, &v, &g, &candle_nn::ops::sigmoid(&beta)?, &rows.matrices)?;
+    let square = (y.sqr()?.mean_keepdim(D::Minus1)? + weights.eps)?;
+    let y = y.broadcast_div(&square.sqrt()?)?.broadcast_mul(&wide(weights.norm)?)?;
+    Ok((y * gate.silu()?)?.reshape((batch, tokens, value_heads * value_dim))?)
+}
+
+/// `ln(1 + exp(x))`, of large numbers, too.
+fn softplus(x: &Tensor) -> candle_core::Result<Tensor> {
+    x.relu()? + (x.abs()?.neg()?.exp()? + 1.)?.log()?
+}

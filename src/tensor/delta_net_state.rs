@@ -1,0 +1,340 @@
+//! What linear attention keeps of the tokens so far.
+
+use crate::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Sizes of a layer of linear attention by the gated delta rule (Gated DeltaNet).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaNetConfig {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple of those of keys: head `h` of values uses head `h / (value_heads / key_heads)` of keys.
+    pub value_heads: usize,
+    /// Elements of a head of queries or keys.
+    pub key_dim: usize,
+    /// Elements of a head of values.
+    pub value_dim: usize,
+    /// Tokens that the convolution of queries, keys and values sees.
+    pub kernel: usize,
+}
+
+/// Far above any model's: no product of two sizes overflows.
+const MOST: usize = 1 << 16;
+
+/// Sequences of a state, at most: no memory is wasted on a number that is none.
+const MOST_SEQUENCES: usize = 1 << 16;
+
+impl DeltaNetConfig {
+    /// Checks that there is one of each, and heads of values for each one of keys.
+    ///
+    /// # Errors
+    /// If not.
+    pub fn validate(&self) -> Result<()> {
+        let Self { key_heads, value_heads, key_dim, value_dim, kernel } = *self;
+        let sizes = [key_heads, value_heads, key_dim, value_dim, kernel];
+        match sizes.iter().all(|size| (1..=MOST).contains(size)) && value_heads.is_multiple_of(key_heads) {
+            true => Ok(()),
+            false => {
+                let expected = format!(
+                    "1 to {MOST} heads, elements and tokens, and heads of values that are a multiple of those of keys"
+                );
+                Err(Error::mismatch("linear attention", expected, format!("{self:?}")))
+            }
+        }
+    }
+
+    /// Heads of values for each one of keys.
+    pub(crate) fn shared(&self) -> usize {
+        self.value_heads.checked_div(self.key_heads).unwrap_or(1)
+    }
+
+    /// Numbers of all heads that the convolution is of: queries, keys and values.
+    pub fn channels(&self) -> usize {
+        let Self { key_heads, value_heads, key_dim, value_dim, .. } = *self;
+        key_heads
+            .saturating_mul(key_dim)
+            .saturating_mul(2)
+            .saturating_add(value_heads.saturating_mul(value_dim))
+    }
+
+    /// Those that a head of values sees: its query, its key, its values.
+    pub(crate) fn channels_of_head(&self) -> usize {
+        self.key_dim.saturating_mul(2).saturating_add(self.value_dim)
+    }
+
+    /// Tokens before a new one that the convolution sees.
+    pub(crate) fn taps(&self) -> usize {
+        self.kernel.saturating_sub(1)
+    }
+
+    /// Bytes of the state of a text, of any length.
+    pub fn size_in_bytes(&self) -> u64 {
+        let seen = self.taps().saturating_mul(self.channels_of_head());
+        let numbers = seen.saturating_add(self.key_dim.saturating_mul(self.value_dim));
+        (numbers.saturating_mul(self.value_heads) as u64).saturating_mul(size_of::<f32>() as u64)
+    }
+}
+
+/// What a layer of linear attention keeps of the tokens so far, of one or several sequences: for each head of values a matrix
+/// `[key_dim, value_dim]`, and what its convolution still sees, in f32. Its size does not depend on how many tokens there were.
+///
+/// [`ops::gated_delta_net`](crate::ops::gated_delta_net) and [plans](crate::step::StepPlan) change it. A token cannot be taken
+/// back: what is left of a text that is cut is no text.
+///
+/// ```
+/// use candle_core::Device;
+/// use candle_quant::{DeltaNetConfig, DeltaNetState};
+///
+/// // As the layers of Qwen3-Next.
+/// let config = DeltaNetConfig { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4 };
+/// let state = DeltaNetState::new(config, &Device::Cpu)?;
+/// assert_eq!((state.len(0), state.size_in_bytes()), (0, 0));
+/// assert_eq!(config.size_in_bytes(), 32 * (128 * 128 + 3 * 384) * 4);
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+pub struct DeltaNetState {
+    config: DeltaNetConfig,
+    lens: Vec<usize>,
+    memory: Memory,
+}
+
+enum Memory {
+    /// Each head of values by itself, sequence by sequence, so that threads change different ones at the same time.
+    OnCpu(Vec<Mutex<DeltaHead>>),
+    OnDevice(Device, Option<DeltaRows>),
+}
+
+/// What a head of values keeps.
+#[derive(Clone, Default)]
+pub(crate) struct DeltaHead {
+    /// The numbers of the last tokens before their convolution, `[kernel - 1, query and key and values]`.
+    pub(crate) seen: Vec<f32>,
+    /// `[key_dim, value_dim]`.
+    pub(crate) matrix: Vec<f32>,
+}
+
+/// What all heads of values of all sequences keep, on a device.
+#[derive(Clone, Debug)]
+pub(crate) struct DeltaRows {
+    /// `[sequences, value_heads, kernel - 1, query and key and values]`.
+    pub(crate) seen: Tensor,
+    /// `[sequences, value_heads, key_dim, value_dim]`.
+    pub(crate) matrices: Tensor,
+}
+
+impl DeltaRows {
+    /// The same, zeros where texts begin.
+    pub(crate) fn of_these(&self, lens: &[usize]) -> Result<&Self> {
+        for (sequence, _) in lens.iter().enumerate().filter(|(_, len)| **len == 0) {
+            for all in [&self.seen, &self.matrices] {
+                all.slice_set(&all.narrow(0, sequence, 1)?.zeros_like()?, 0, sequence)?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl DeltaNetState {
+    /// The state of texts without tokens, which takes no memory yet.
+    ///
+    /// # Errors
+    /// As those of [`DeltaNetConfig::validate`].
+    pub fn new(config: DeltaNetConfig, device: &Device) -> Result<Self> {
+        config.validate()?;
+        let memory = match device {
+            Device::Cpu => Memory::OnCpu(Vec::new()),
+            Device::Cuda(_) | Device::Metal(_) => Memory::OnDevice(device.clone(), None),
+        };
+        Ok(Self { config, lens: Vec::new(), memory })
+    }
+
+    /// What the state is for.
+    pub fn config(&self) -> &DeltaNetConfig {
+        &self.config
+    }
+
+    /// Where it is.
+    pub(crate) fn device(&self) -> &Device {
+        match &self.memory {
+            Memory::OnCpu(_) => &Device::Cpu,
+            Memory::OnDevice(device, _) => device,
+        }
+    }
+
+    /// Tokens of a sequence: the position of its next one.
+    pub fn len(&self, sequence: usize) -> usize {
+        self.lens.get(sequence).copied().unwrap_or(0)
+    }
+
+    /// Tokens of each sequence. None before anything says how many sequences there are.
+    pub fn lens(&self) -> &[usize] {
+        &self.lens
+    }
+
+    /// Whether no sequence has tokens.
+    pub fn is_empty(&self) -> bool {
+        self.lens.iter().all(|len| *len == 0)
+    }
+
+    /// The sequences with tokens, and those between them.
+    pub fn sequences(&self) -> usize {
+        self.lens.iter().rposition(|len| *len > 0).map_or(0, |last| last + 1)
+    }
+
+    /// Forgets all tokens; the memory stays for the next ones.
+    pub fn clear(&mut self) {
+        self.lens.fill(0);
+    }
+
+    /// Forgets the tokens of a sequence from position `len` on. False if that is not possible, and then nothing has changed: all
+    /// may be forgotten, but not some.
+    #[must_use = "if false, all tokens are still there"]
+    pub fn truncate(&mut self, sequence: usize, len: usize) -> bool {
+        match self.lens.get_mut(sequence) {
+            Some(there) if len > 0 && len < *there => false,
+            Some(there) => {
+                *there = len.min(*there);
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// Bytes of what is allocated.
+    pub fn size_in_bytes(&self) -> u64 {
+        let sequences = match &self.memory {
+            Memory::OnCpu(heads) => heads.len() / self.config.value_heads.max(1),
+            Memory::OnDevice(_, None) => 0,
+            Memory::OnDevice(_, Some(rows)) => rows.seen.dims().first().copied().unwrap_or_default(),
+        };
+        self.config.size_in_bytes().saturating_mul(sequences as u64)
+    }
+
+    /// Whether a batch may go on: it has as many texts as the state, unless that is empty.
+    pub(crate) fn check_batch(&self, batch: usize) -> Result<()> {
+        let texts = self.sequences();
+        if texts > 0 && texts != batch {
+            let expected = format!("{texts} texts, as in the state");
+            return Err(Error::mismatch("batch", expected, batch.to_string()));
+        }
+        self.check_sequence(batch.saturating_sub(1))
+    }
+
+    /// Refuses what is no number of a sequence.
+    pub(crate) fn check_sequence(&self, sequence: usize) -> Result<()> {
+        match sequence < MOST_SEQUENCES {
+            true => Ok(()),
+            false => {
+                let expected = format!("below {MOST_SEQUENCES}");
+                Err(Error::mismatch("sequence of a state", expected, sequence.to_string()))
+            }
+        }
+    }
+
+    /// So many tokens of a sequence have changed its state, or are about to.
+    pub(crate) fn extend(&mut self, sequence: usize, tokens: usize) {
+        if self.lens.len() <= sequence {
+            self.lens.resize(sequence.saturating_add(1), 0);
+        }
+        if let Some(len) = self.lens.get_mut(sequence) {
+            *len = len.saturating_add(tokens);
+        }
+    }
+
+    /// Room on the CPU for so many sequences.
+    pub(crate) fn make_room(&mut self, sequences: usize) {
+        let count = sequences.saturating_mul(self.config.value_heads);
+        if let Memory::OnCpu(heads) = &mut self.memory {
+            heads.resize_with(count.max(heads.len()), Mutex::default);
+        }
+    }
+
+    /// A head of values of a sequence, on the CPU. Of a text without tokens it may be what another one left.
+    pub(crate) fn head(&self, sequence: usize, head: usize) -> Option<MutexGuard<'_, DeltaHead>> {
+        let Memory::OnCpu(heads) = &self.memory else { return None };
+        let head = heads.get(sequence.checked_mul(self.config.value_heads)?.checked_add(head)?)?;
+        // A thread that panicked has left numbers half written, which is no danger to others.
+        Some(head.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A copy of what is on the CPU, of so many sequences.
+    pub(crate) fn to_tensors(&mut self, sequences: usize) -> Result<DeltaRows> {
+        self.make_room(sequences);
+        self.lens.resize(sequences.max(self.lens.len()), 0);
+        let DeltaNetConfig { value_heads, key_dim, value_dim, .. } = self.config;
+        let (taps, channels) = (self.config.taps(), self.config.channels_of_head());
+        let (mut seen, mut matrices) = (Vec::new(), Vec::new());
+        for sequence in 0..sequences {
+            for head in (0..value_heads).filter_map(|head| self.head(sequence, head)) {
+                // Texts without tokens may have no numbers yet.
+                for (all, of_head, len) in [
+                    (&mut seen, &head.seen, taps * channels),
+                    (&mut matrices, &head.matrix, key_dim * value_dim),
+                ] {
+                    let end = all.len() + len;
+                    all.extend_from_slice(of_head.get(..len).unwrap_or_default());
+                    all.resize(end, 0.);
+                }
+            }
+        }
+        // As on a device, one row at least.
+        let (rows, empty) = (taps.max(1), vec![0.; sequences * value_heads * channels]);
+        let seen = if taps == 0 { empty } else { seen };
+        Ok(DeltaRows {
+            seen: Tensor::from_vec(seen, (sequences, value_heads, rows, channels), &Device::Cpu)?,
+            matrices: Tensor::from_vec(matrices, (sequences, value_heads, key_dim, value_dim), &Device::Cpu)?,
+        })
+    }
+
+    /// Takes such a copy back.
+    pub(crate) fn set_tensors(&mut self, rows: &DeltaRows) -> Result<()> {
+        let DeltaNetConfig { value_heads, key_dim, value_dim, .. } = self.config;
+        let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        let (seen, matrices) = (numbers(&rows.seen)?, numbers(&rows.matrices)?);
+        let of_head = self.config.taps().max(1) * self.config.channels_of_head();
+        let numbers = seen.chunks_exact(of_head).zip(matrices.chunks_exact(key_dim * value_dim));
+        let taps = self.config.taps() * self.config.channels_of_head();
+        for (index, (seen, matrix)) in numbers.enumerate() {
+            if let Some(mut head) = self.head(index / value_heads, index % value_heads) {
+                head.seen = seen.get(..taps).unwrap_or_default().to_vec();
+                head.matrix = matrix.to_vec();
+            }
+        }
+        Ok(())
+    }
+
+    /// The memory of so many sequences on a device, all of them, and what kernels see of it. What belongs to texts without tokens
+    /// means nothing.
+    pub(crate) fn rows(&mut self, sequences: usize) -> Result<DeltaRows> {
+        let DeltaNetConfig { value_heads, key_dim, value_dim, .. } = self.config;
+        let (taps, channels) = (self.config.taps(), self.config.channels_of_head());
+        let Memory::OnDevice(device, rows) = &mut self.memory else {
+            return Err(Error::mismatch("a state", "one on a device", "one on the CPU"));
+        };
+        let there = rows.as_ref().filter(|rows| rows.seen.dims().first() == Some(&sequences));
+        let rows = match there {
+            Some(there) => there.clone(),
+            None => {
+                // What it had is not to stay beside what it gets.
+                *rows = None;
+                let zeros = |dims: [usize; 4]| Tensor::zeros(&dims, DType::F32, device);
+                let made = DeltaRows {
+                    // One row at least: nothing has no address.
+                    seen: zeros([sequences, value_heads, taps.max(1), channels])?,
+                    matrices: zeros([sequences, value_heads, key_dim, value_dim])?,
+                };
+                rows.insert(made).clone()
+            }
+        };
+        self.lens.resize(sequences, 0);
+        Ok(rows)
+    }
+}
+
+impl fmt::Debug for DeltaNetState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeltaNetState").field("config", &self.config).field("lens", &self.lens).finish()
+    }
+}
