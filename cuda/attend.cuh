@@ -224,13 +224,19 @@ __device__ __forceinline__ bool finish(const CqAttend &p, const AttendBlock &blo
     return is_last;
 }
 
-// The same, to y, rounded to `dtype`.
+// An element of a head's output, through its gate if there is one, to y, rounded to `dtype`.
+__device__ __forceinline__ void store_output(const CqAttend &p, uint32_t head, int head_dim, int d, uint32_t dtype, float x) {
+    if (p.gated) x /= 1.f + expf(-load_float(p.q, (size_t(head) * 2 + 1) * head_dim + d, dtype));
+    store_float(p.y, size_t(head) * head_dim + d, dtype, x);
+}
+
+// The same, to y.
 template <int WIDTH>
 __device__ __forceinline__ void finish_to_y(const CqAttend &p, const AttendBlock &block, const WarpResults &warps, uint32_t dtype) {
     finish<WIDTH>(p, block, warps, [&](int head, int d, const Numbers<WIDTH> &sums) {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i)
-            store_float(p.y, size_t(block.first_head + head) * warps.head_dim + d + i, dtype, sums.at[i]);
+            store_output(p, block.first_head + head, warps.head_dim, d + i, dtype, sums.at[i]);
     });
 }
 

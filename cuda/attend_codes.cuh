@@ -157,7 +157,7 @@ template <int D_, int KEY_BITS, int VALUE_BITS> struct CodeRing {
             }
             const bool is_key = which == HEADS;
             const CqHeadNorm &norm = is_key ? p.k_norm : p.q_norm;
-            const size_t from = is_key ? block.kv_head : block.first_head + which;
+            const size_t from = is_key ? block.kv_head : size_t(block.first_head + which) << p.gated;
             const auto *numbers = static_cast<const unsigned char *>(is_key ? p.k : p.q) + from * D * (p.dtype == CQ_F32 ? 4 : 2);
             const auto loaded = heads.load(numbers, norm, is_key ? block.kv_of_sequence : block.first_sink + which);
             heads.place(loaded, norm, is_key ? 1 : growth, [&](int at, float x) { row[at] = rounded(x, p.dtype); });
@@ -268,7 +268,7 @@ template <int D_, int KEY_BITS, int VALUE_BITS> struct CodeRing {
             for (uint32_t which = threadIdx.x / 32; which < block.heads; which += ATTEND_WARPS) {
                 auto head = HeadOfLanes<D>::of([&](int i) { return outputs[which * D + i]; });
                 head.rotate();
-                head.each([&](int i, float x) { store_float(p.y, size_t(block.first_head + which) * D + i, p.dtype, x); });
+                head.each([&](int i, float x) { store_output(p, block.first_head + which, D, i, p.dtype, x); });
             }
         }
     }

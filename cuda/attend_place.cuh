@@ -125,7 +125,9 @@ __device__ __forceinline__ void place_heads(const CqAttend &p, const AttendBlock
         const int coming = row - ATTEND_WARPS;
         if (is_there(coming)) {
             const bool is_key = coming == HEADS;
-            const unsigned char *head = is_key ? row_of(p.k, block.kv_head) : row_of(p.q, block.first_head + coming);
+            // With gates, queries are every second row.
+            const size_t query = size_t(block.first_head + coming) << p.gated;
+            const unsigned char *head = is_key ? row_of(p.k, block.kv_head) : row_of(p.q, query);
             next = placed.load(head, norm_of(coming), is_key ? block.kv_of_sequence : block.first_sink + coming);
         }
         if (!is_there(row)) continue;

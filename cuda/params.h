@@ -27,7 +27,7 @@ typedef struct CqFinish {
     float softcap;       /* they become softcap * tanh(output / softcap); 0: they do not */
 } CqFinish;
 
-#define CQ_MAX_WEIGHTS 3
+#define CQ_MAX_WEIGHTS 4
 
 /* Threads of a block, but for those of attention. */
 #define CQ_THREADS 256
@@ -92,7 +92,7 @@ typedef struct CqOperand {
     uint32_t bias_dtype;
 } CqOperand;
 
-/* y_i = x w_i^T (+ bias_i) for 1 to 16 rows of x and up to three weights, or y_0 = activation(x w_0^T + bias_0) * (x w_1^T +
+/* y_i = x w_i^T (+ bias_i) for 1 to 16 rows of x and up to four weights, or y_0 = activation(x w_0^T + bias_0) * (x w_1^T +
  * bias_1), whose weights have the same rows. All weights of a launch share format, group size and k.
  *
  * Grid: (blocks that take turns at `blocks`, which cover the rows of every weight, splits of k: with several, a block each). */
@@ -129,7 +129,7 @@ typedef struct CqSimt {
     uint32_t unused;
 } CqSimt;
 
-/* y_i = x w_i^T (+ bias_i) for up to three dense weights of one dtype, or y_0 = activation(x w_0^T + bias_0) * (x w_1^T +
+/* y_i = x w_i^T (+ bias_i) for up to four dense weights of one dtype, or y_0 = activation(x w_0^T + bias_0) * (x w_1^T +
  * bias_1), whose weights have the same rows.
  *
  * Grid: (blocks that take turns at pairs of rows, rows of x by those of the kernel). */
@@ -150,7 +150,6 @@ typedef struct CqDense {
     uint32_t weight_dtype;
     float eps;            /* added to the mean square */
     CqFinish finish;      /* of y_0; of the others all but the activation */
-    uint32_t unused;
 } CqDense;
 
 /* Rows of a dense table, times a number: zeros for ids below `vocabulary` whose rows others have, NaN for ids beyond. Grid: (count,
@@ -356,7 +355,7 @@ typedef struct CqHeadNorm {
  *
  * Grid: (splits of the keys, shares). Blocks of splits that a sequence is too short for have nothing to do. */
 typedef struct CqAttend {
-    const void *q;      /* [sequences, heads, head_dim] */
+    const void *q;      /* [sequences, heads, head_dim]; gated: [sequences, heads, 2, head_dim], of a query and its gate */
     const void *k;      /* [sequences, kv_heads, head_dim], the new keys */
     const void *v;      /* the same shape */
     void *keys;         /* [sequences, kv_heads, capacity, head_dim]: the cache, of which the position's row is written */
@@ -390,7 +389,58 @@ typedef struct CqAttend {
     float cap;          /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
     uint32_t dtype;     /* of q, k, v and y; of the cache, too, unless that has codes */
     uint32_t ring;      /* 1: a position's row is what is left of it divided by capacity; not for f32 */
+    uint32_t gated;     /* 1: outputs are multiplied by the sigmoids of gates */
+    uint32_t unused;
 } CqAttend;
+
+/* A block of linear attention has so many threads, of which one has so many rows of a column of the state, at most, and one of
+ * the channels of the convolution, which sees so many tokens, at most. */
+#define CQ_DELTA_THREADS 512
+#define CQ_DELTA_ROWS 32
+#define CQ_DELTA_KERNEL 4
+/* Queries and keys, filled up to whole rows of all threads; values; sums of threads, twice. */
+#define CQ_DELTA_GROUPS 32
+#define CQ_DELTA_SHARED_BYTES 14336
+
+/* Where heads of tokens are: those of the first head of keys of the first token at `x`. */
+typedef struct CqLane {
+    const void *x;
+    uint32_t of_token; /* elements from one token to the next */
+    uint32_t of_head;  /* and from one head of keys to the next */
+} CqLane;
+
+/* Linear attention by the gated delta rule, of `tokens` tokens of each sequence, between its projections.
+ *
+ * Grid: (heads of values, sequences). value_dim <= CQ_DELTA_THREADS, 2 key_dim + value_dim <= CQ_DELTA_THREADS, kernel <=
+ * CQ_DELTA_KERNEL, key_dim <= groups * CQ_DELTA_ROWS. */
+typedef struct CqDeltaNet {
+    CqLane q;
+    CqLane k;
+    CqLane v;     /* of a head of keys the heads of values that share it, one after another, as of what follows */
+    CqLane gate;
+    CqLane decay;
+    CqLane beta;
+    const float *convolution; /* [kernel][channels]: all queries, all keys, all values */
+    const float *rates;       /* [value_heads] */
+    const float *gate_bias;   /* [value_heads] */
+    const float *norm;        /* [value_dim] */
+    float *state;    /* [sequences, value_heads] of a matrix [key_dim, value_dim], and behind it what the convolution still sees,
+                        [kernel - 1, 2 key_dim + value_dim] */
+    void *y;         /* [sequences, tokens, value_heads, value_dim] of dtype, as all that lanes have */
+    const uint32_t *positions; /* [sequences], of the first tokens, written two launches ago or more; null: all `position` */
+    uint32_t position;    /* 0: a text begins, whatever its state is; 0xffffffff: the sequence has no tokens */
+    uint32_t tokens;
+    uint32_t value_heads;
+    uint32_t shared;      /* heads of values for each one of keys */
+    uint32_t key_dim;
+    uint32_t value_dim;
+    uint32_t kernel;      /* tokens that the convolution sees */
+    uint32_t groups;      /* threads that share a column of the state: CQ_DELTA_GROUPS or CQ_DELTA_THREADS / value_dim, what is less */
+    uint32_t settled;     /* 1: the state was there before the kernel ahead was launched */
+    uint32_t tiled;       /* 1: y has the first head of values of each head of keys, then the second of each, and so on */
+    uint32_t dtype;
+    float eps;            /* added to the mean square of an output */
+} CqDeltaNet;
 
 /* Attention of `tokens` new tokens of each sequence, at `position` and behind, to a cache that has their keys and values.
  *

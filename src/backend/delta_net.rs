@@ -6,7 +6,6 @@ mod tests;
 use super::gated_delta::gated_delta;
 use super::step::{DeltaLanes, DeltaNet, Lane, Norm};
 use super::{cpu, unsupported_dtype};
-use crate::tensor::DeltaRows;
 use crate::{DeltaNetConfig, DeltaNetState, Error, Result};
 use candle_core::{DType, Device, Tensor, D};
 
@@ -96,15 +95,26 @@ pub fn gated_delta_net(
     let y = match state.device().is_cpu() && !is_tracked {
         true => on_cpu(inputs, weights, state, (batch, tokens))?,
         false => {
-            let rows = match state.device().is_cpu() {
-                true => state.to_tensors(batch)?,
-                false => state.rows(batch)?,
-            };
-            let y = by_operations(inputs, weights, *state.config(), rows.of_these(state.lens())?)?;
-            if state.device().is_cpu() {
-                state.set_tensors(&rows)?;
+            let numbers = state.numbers(batch)?;
+            if !state.is_empty() {
+                begin(&numbers, state.lens())?;
             }
-            y
+            let begins = state.is_empty();
+            let by_kernel = match is_tracked {
+                true => None,
+                false => super::cuda::delta_net(inputs, weights, state.config(), (&numbers, begins))?,
+            };
+            match by_kernel {
+                Some(y) => y,
+                None => {
+                    let (y, changed) = by_operations(inputs, weights, *state.config(), (&numbers, begins))?;
+                    match state.device().is_cpu() {
+                        true => state.set_numbers(&changed)?,
+                        false => numbers.slice_set(&changed, 0, 0)?,
+                    }
+                    y
+                }
+            }
         }
     };
     (0..batch).for_each(|sequence| state.extend(sequence, tokens));
@@ -194,18 +204,29 @@ fn on_cpu(
     Ok(Tensor::from_vec(y, (batch, tokens, net.width()), &Device::Cpu)?)
 }
 
-/// In operations of candle, which are slow: `rows` becomes the state behind the tokens.
+/// Zeros where texts begin, while others go on.
+fn begin(numbers: &Tensor, lens: &[usize]) -> Result<()> {
+    for (sequence, _) in lens.iter().enumerate().filter(|(_, len)| **len == 0) {
+        numbers.slice_set(&numbers.narrow(0, sequence, 1)?.zeros_like()?, 0, sequence)?;
+    }
+    Ok(())
+}
+
+/// In operations of candle, which are slow: outputs, and the numbers behind the tokens.
 fn by_operations(
     inputs: DeltaNetInputs,
     weights: DeltaNetWeights,
     config: DeltaNetConfig,
-    rows: &DeltaRows,
-) -> Result<Tensor> {
+    (numbers, begins): (&Tensor, bool),
+) -> Result<(Tensor, Tensor)> {
     let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = config;
     let [q, k, v, gate, decay, beta] = [inputs.q, inputs.k, inputs.v, inputs.gate, inputs.decay, inputs.beta]
         .map(|x| x.to_dtype(DType::F32));
     let (q, k, v, gate, decay, beta) = (q?, k?, v?, gate?, decay?, beta?);
     let (batch, tokens) = (v.dim(0)?, v.dim(1)?);
+    let numbers = if begins { numbers.zeros_like()? } else { numbers.clone() };
+    let state = (batch, value_heads, key_dim, value_dim);
+    let state = numbers.narrow(2, 0, config.matrix())?.force_contiguous()?.reshape(state)?;
     let wide = |x: &Tensor| x.to_dtype(DType::F32);
     // A head of queries or keys for each one of values, along a dimension of `heads`.
     let shared = value_heads / key_heads;
@@ -233,14 +254,15 @@ fn by_operations(
         2,
     )?;
     let x = Tensor::cat(&[repeated(&q, 2)?, repeated(&k, 2)?, v], 3)?;
-    let all = match config.taps() {
-        0 => x,
+    let (taps, channels) = (config.taps(), config.channels_of_head());
+    let (all, last) = match taps {
+        0 => (x, None),
         taps => {
-            let seen = rows.seen.narrow(2, 0, taps)?.transpose(1, 2)?;
+            let seen = numbers.narrow(2, config.matrix(), taps * channels)?;
+            let seen = seen.reshape((batch, value_heads, taps, channels))?.transpose(1, 2)?;
             let all = Tensor::cat(&[seen.contiguous()?, x], 1)?;
             let last = all.narrow(1, tokens, taps)?.transpose(1, 2)?.detach().contiguous()?;
-            rows.seen.slice_set(&last, 0, 0)?;
-            all
+            (all, Some(last.flatten_from(2)?))
         }
     };
     let tap = |tap: usize| all.narrow(1, tap, tokens)?.broadcast_mul(&convolution.narrow(0, tap, 1)?);
@@ -259,10 +281,12 @@ fn by_operations(
     let v = mixed.narrow(3, 2 * key_dim, value_dim)?.contiguous()?;
     let g = softplus(&decay.broadcast_add(&wide(weights.gate_bias)?)?)?;
     let g = g.broadcast_mul(&wide(weights.rates)?)?;
-    let y = gated_delta(&q, &k, &v, &g, &candle_nn::ops::sigmoid(&beta)?, &rows.matrices)?;
+    let y = gated_delta(&q, &k, &v, &g, &candle_nn::ops::sigmoid(&beta)?, &state)?;
     let square = (y.sqr()?.mean_keepdim(D::Minus1)? + weights.eps)?;
     let y = y.broadcast_div(&square.sqrt()?)?.broadcast_mul(&wide(weights.norm)?)?;
-    Ok((y * gate.silu()?)?.reshape((batch, tokens, value_heads * value_dim))?)
+    let y = (y * gate.silu()?)?.reshape((batch, tokens, value_heads * value_dim))?;
+    let changed: Vec<_> = [Some(state.flatten_from(2)?), last].into_iter().flatten().collect();
+    Ok((y, Tensor::cat(&changed, 2)?))
 }
 
 /// `ln(1 + exp(x))`, of large numbers, too.

@@ -2,9 +2,11 @@
 
 use super::sample::{Choice, Draw};
 use super::step::{GraphMode, Plan, StepMemory};
-use super::{ChosenExperts, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts};
+use super::{
+    ChosenExperts, DeltaNetInputs, DeltaNetWeights, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts,
+};
 use crate::tensor::{CachePlace, DeviceRows};
-use crate::{DeviceKvCache, Error, KvFormat, QuantFormat, QuantTensor};
+use crate::{DeltaNetConfig, DeviceKvCache, Error, KvFormat, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Tensor};
 use std::sync::Arc;
 
@@ -56,6 +58,15 @@ pub(super) fn matmul(_: Operand, _: &CudaStorage, _: &Layout) -> Result<(CudaSto
 
 pub(super) fn matmul_backward(_: &QuantTensor, _: &CudaStorage, _: &Layout) -> Result<CudaStorage> {
     error()
+}
+
+pub(super) fn delta_net(
+    _: DeltaNetInputs,
+    _: DeltaNetWeights,
+    _: &DeltaNetConfig,
+    _: (&Tensor, bool),
+) -> Result<Option<Tensor>> {
+    Ok(None)
 }
 
 pub(super) fn stacked(_: Operand, _: &[(usize, usize)], _: &Tensor) -> Result<Tensor> {

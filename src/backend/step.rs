@@ -5,7 +5,7 @@ use super::low_rank::Update;
 use super::routing::Routing;
 use super::StepCaches;
 use crate::distributed::Rank;
-use crate::tensor::{DeltaRows, DeviceRows};
+use crate::tensor::DeviceRows;
 use crate::{DeltaNetConfig, Error, KvCache, QuantTensor};
 use candle_core::Tensor;
 use std::sync::Arc;
@@ -354,7 +354,8 @@ pub(crate) struct CacheRows {
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) struct StateRows {
     pub(crate) config: DeltaNetConfig,
-    pub(crate) rows: DeltaRows,
+    /// As [`DeltaNetState::numbers`](crate::DeltaNetState) has them.
+    pub(crate) numbers: Tensor,
 }
 
 /// What the layers of a plan have on a device, each kind in their order.

@@ -69,11 +69,20 @@ impl DeltaNetConfig {
         self.kernel.saturating_sub(1)
     }
 
+    /// Numbers of the matrix of a head of values.
+    pub(crate) fn matrix(&self) -> usize {
+        self.key_dim.saturating_mul(self.value_dim)
+    }
+
+    /// Numbers of its state: the matrix, and behind it what the convolution still sees.
+    pub(crate) fn numbers_of_head(&self) -> usize {
+        self.matrix().saturating_add(self.taps().saturating_mul(self.channels_of_head()))
+    }
+
     /// Bytes of the state of a text, of any length.
     pub fn size_in_bytes(&self) -> u64 {
-        let seen = self.taps().saturating_mul(self.channels_of_head());
-        let numbers = seen.saturating_add(self.key_dim.saturating_mul(self.value_dim));
-        (numbers.saturating_mul(self.value_heads) as u64).saturating_mul(size_of::<f32>() as u64)
+        let numbers = self.numbers_of_head().saturating_mul(self.value_heads);
+        (numbers as u64).saturating_mul(size_of::<f32>() as u64)
     }
 }
 
@@ -103,7 +112,8 @@ pub struct DeltaNetState {
 enum Memory {
     /// Each head of values by itself, sequence by sequence, so that threads change different ones at the same time.
     OnCpu(Vec<Mutex<DeltaHead>>),
-    OnDevice(Device, Option<DeltaRows>),
+    /// `[sequences, value_heads, ..]`: as [`DeltaHead`], the matrix first.
+    OnDevice(Device, Option<Tensor>),
 }
 
 /// What a head of values keeps.
@@ -113,27 +123,6 @@ pub(crate) struct DeltaHead {
     pub(crate) seen: Vec<f32>,
     /// `[key_dim, value_dim]`.
     pub(crate) matrix: Vec<f32>,
-}
-
-/// What all heads of values of all sequences keep, on a device.
-#[derive(Clone, Debug)]
-pub(crate) struct DeltaRows {
-    /// `[sequences, value_heads, kernel - 1, query and key and values]`.
-    pub(crate) seen: Tensor,
-    /// `[sequences, value_heads, key_dim, value_dim]`.
-    pub(crate) matrices: Tensor,
-}
-
-impl DeltaRows {
-    /// The same, zeros where texts begin.
-    pub(crate) fn of_these(&self, lens: &[usize]) -> Result<&Self> {
-        for (sequence, _) in lens.iter().enumerate().filter(|(_, len)| **len == 0) {
-            for all in [&self.seen, &self.matrices] {
-                all.slice_set(&all.narrow(0, sequence, 1)?.zeros_like()?, 0, sequence)?;
-            }
-        }
-        Ok(self)
-    }
 }
 
 impl DeltaNetState {
@@ -207,7 +196,7 @@ impl DeltaNetState {
         let sequences = match &self.memory {
             Memory::OnCpu(heads) => heads.len() / self.config.value_heads.max(1),
             Memory::OnDevice(_, None) => 0,
-            Memory::OnDevice(_, Some(rows)) => rows.seen.dims().first().copied().unwrap_or_default(),
+            Memory::OnDevice(_, Some(rows)) => rows.dims().first().copied().unwrap_or_default(),
         };
         self.config.size_in_bytes().saturating_mul(sequences as u64)
     }
@@ -259,77 +248,51 @@ impl DeltaNetState {
         Some(head.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A copy of what is on the CPU, of so many sequences.
-    pub(crate) fn to_tensors(&mut self, sequences: usize) -> Result<DeltaRows> {
+    /// The numbers of so many sequences, `[sequences, value_heads, matrix and what the convolution sees]`: on the CPU a copy, on a
+    /// device those that kernels change. What belongs to texts without tokens means nothing.
+    pub(crate) fn numbers(&mut self, sequences: usize) -> Result<Tensor> {
         self.make_room(sequences);
         self.lens.resize(sequences.max(self.lens.len()), 0);
-        let DeltaNetConfig { value_heads, key_dim, value_dim, .. } = self.config;
-        let (taps, channels) = (self.config.taps(), self.config.channels_of_head());
-        let (mut seen, mut matrices) = (Vec::new(), Vec::new());
-        for sequence in 0..sequences {
-            for head in (0..value_heads).filter_map(|head| self.head(sequence, head)) {
-                // Texts without tokens may have no numbers yet.
-                for (all, of_head, len) in [
-                    (&mut seen, &head.seen, taps * channels),
-                    (&mut matrices, &head.matrix, key_dim * value_dim),
-                ] {
-                    let end = all.len() + len;
-                    all.extend_from_slice(of_head.get(..len).unwrap_or_default());
-                    all.resize(end, 0.);
+        let (heads, size, matrix) =
+            (self.config.value_heads, self.config.numbers_of_head(), self.config.matrix());
+        if let Memory::OnDevice(device, numbers) = &mut self.memory {
+            let there = numbers.as_ref().filter(|numbers| numbers.dims().first() == Some(&sequences));
+            return match there {
+                Some(there) => Ok(there.clone()),
+                None => {
+                    // What it had is not to stay beside what it gets.
+                    *numbers = None;
+                    self.lens.resize(sequences, 0);
+                    Ok(numbers.insert(Tensor::zeros((sequences, heads, size), DType::F32, device)?).clone())
                 }
+            };
+        }
+        let mut all = Vec::with_capacity(sequences * heads * size);
+        for (sequence, head) in
+            (0..sequences).flat_map(|sequence| (0..heads).map(move |head| (sequence, head)))
+        {
+            let Some(of_head) = self.head(sequence, head) else { continue };
+            // Texts without tokens may have no numbers yet.
+            for (numbers, len) in [(&of_head.matrix, matrix), (&of_head.seen, size - matrix)] {
+                let end = all.len() + len;
+                all.extend_from_slice(numbers.get(..len).unwrap_or_default());
+                all.resize(end, 0.);
             }
         }
-        // As on a device, one row at least.
-        let (rows, empty) = (taps.max(1), vec![0.; sequences * value_heads * channels]);
-        let seen = if taps == 0 { empty } else { seen };
-        Ok(DeltaRows {
-            seen: Tensor::from_vec(seen, (sequences, value_heads, rows, channels), &Device::Cpu)?,
-            matrices: Tensor::from_vec(matrices, (sequences, value_heads, key_dim, value_dim), &Device::Cpu)?,
-        })
+        Ok(Tensor::from_vec(all, (sequences, heads, size), &Device::Cpu)?)
     }
 
     /// Takes such a copy back.
-    pub(crate) fn set_tensors(&mut self, rows: &DeltaRows) -> Result<()> {
-        let DeltaNetConfig { value_heads, key_dim, value_dim, .. } = self.config;
-        let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
-        let (seen, matrices) = (numbers(&rows.seen)?, numbers(&rows.matrices)?);
-        let of_head = self.config.taps().max(1) * self.config.channels_of_head();
-        let numbers = seen.chunks_exact(of_head).zip(matrices.chunks_exact(key_dim * value_dim));
-        let taps = self.config.taps() * self.config.channels_of_head();
-        for (index, (seen, matrix)) in numbers.enumerate() {
-            if let Some(mut head) = self.head(index / value_heads, index % value_heads) {
-                head.seen = seen.get(..taps).unwrap_or_default().to_vec();
-                head.matrix = matrix.to_vec();
+    pub(crate) fn set_numbers(&mut self, numbers: &Tensor) -> Result<()> {
+        let numbers = numbers.flatten_all()?.to_vec1::<f32>()?;
+        let heads = self.config.value_heads;
+        for (index, numbers) in numbers.chunks_exact(self.config.numbers_of_head()).enumerate() {
+            if let Some(mut head) = self.head(index / heads, index % heads) {
+                let (matrix, seen) = numbers.split_at(self.config.matrix().min(numbers.len()));
+                (head.matrix, head.seen) = (matrix.to_vec(), seen.to_vec());
             }
         }
         Ok(())
-    }
-
-    /// The memory of so many sequences on a device, all of them, and what kernels see of it. What belongs to texts without tokens
-    /// means nothing.
-    pub(crate) fn rows(&mut self, sequences: usize) -> Result<DeltaRows> {
-        let DeltaNetConfig { value_heads, key_dim, value_dim, .. } = self.config;
-        let (taps, channels) = (self.config.taps(), self.config.channels_of_head());
-        let Memory::OnDevice(device, rows) = &mut self.memory else {
-            return Err(Error::mismatch("a state", "one on a device", "one on the CPU"));
-        };
-        let there = rows.as_ref().filter(|rows| rows.seen.dims().first() == Some(&sequences));
-        let rows = match there {
-            Some(there) => there.clone(),
-            None => {
-                // What it had is not to stay beside what it gets.
-                *rows = None;
-                let zeros = |dims: [usize; 4]| Tensor::zeros(&dims, DType::F32, device);
-                let made = DeltaRows {
-                    // One row at least: nothing has no address.
-                    seen: zeros([sequences, value_heads, taps.max(1), channels])?,
-                    matrices: zeros([sequences, value_heads, key_dim, value_dim])?,
-                };
-                rows.insert(made).clone()
-            }
-        };
-        self.lens.resize(sequences, 0);
-        Ok(rows)
     }
 }
 

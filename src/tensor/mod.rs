@@ -13,7 +13,7 @@ use candle_core::{Device, Tensor};
 use checks::{check_biases, check_global_scale, check_groups, check_packed};
 pub(crate) use column_scaled::column_scaled_name;
 pub use column_scaled::ColumnScaledTensor;
-pub(crate) use delta_net_state::{DeltaHead, DeltaRows};
+pub(crate) use delta_net_state::DeltaHead;
 pub use delta_net_state::{DeltaNetConfig, DeltaNetState};
 pub(crate) use kv_cache::{CachePlace, DeviceRows, Layout as KvLayout, Plane as KvPlane, BLOCK as KV_BLOCK};
 pub use kv_cache::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat};

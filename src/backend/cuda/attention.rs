@@ -75,6 +75,7 @@ pub(crate) fn attend(cache: &DeviceRows, token: &NewToken) -> Result<Option<Tens
         is_chunked: token.config.is_chunked,
         scale: token.scale,
         softcap: token.softcap,
+        has_gate: false,
         q_norm: None,
         k_norm: None,
         turns_first: false,

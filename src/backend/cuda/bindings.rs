@@ -1,6 +1,6 @@
 // Generated from cuda/params.h by `cargo run -p bindings`; do not edit.
 
-pub const CQ_MAX_WEIGHTS: u32 = 3;
+pub const CQ_MAX_WEIGHTS: u32 = 4;
 pub const CQ_THREADS: u32 = 256;
 pub const CQ_ATTEND_THREADS: u32 = 128;
 pub const CQ_SIMT_SHARED_BYTES: u32 = 18432;
@@ -23,6 +23,11 @@ pub const CQ_ATTEND_HEADS: u32 = 8;
 pub const CQ_PROMPT_ROWS: u32 = 64;
 pub const CQ_ATTEND_SPLITS: u32 = 64;
 pub const CQ_ATTEND_UNSPLIT: u32 = 12;
+pub const CQ_DELTA_THREADS: u32 = 512;
+pub const CQ_DELTA_ROWS: u32 = 32;
+pub const CQ_DELTA_KERNEL: u32 = 4;
+pub const CQ_DELTA_GROUPS: u32 = 32;
+pub const CQ_DELTA_SHARED_BYTES: u32 = 14336;
 pub const CQ_F16: CqDtype = 0;
 pub const CQ_BF16: CqDtype = 1;
 pub const CQ_F32: CqDtype = 2;
@@ -99,7 +104,7 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct CqGemv {
-    pub operand: [CqOperand; 3usize],
+    pub operand: [CqOperand; 4usize],
     pub x: *const ::core::ffi::c_void,
     pub norm: *const f32,
     pub residual: *const ::core::ffi::c_void,
@@ -119,25 +124,25 @@ pub struct CqGemv {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqGemv"][::core::mem::size_of::<CqGemv>() - 336usize];
+    ["Size of CqGemv"][::core::mem::size_of::<CqGemv>() - 416usize];
     ["Alignment of CqGemv"][::core::mem::align_of::<CqGemv>() - 8usize];
     ["Offset of field: CqGemv::operand"][::core::mem::offset_of!(CqGemv, operand) - 0usize];
-    ["Offset of field: CqGemv::x"][::core::mem::offset_of!(CqGemv, x) - 240usize];
-    ["Offset of field: CqGemv::norm"][::core::mem::offset_of!(CqGemv, norm) - 248usize];
-    ["Offset of field: CqGemv::residual"][::core::mem::offset_of!(CqGemv, residual) - 256usize];
-    ["Offset of field: CqGemv::partial"][::core::mem::offset_of!(CqGemv, partial) - 264usize];
-    ["Offset of field: CqGemv::arrivals"][::core::mem::offset_of!(CqGemv, arrivals) - 272usize];
-    ["Offset of field: CqGemv::operands"][::core::mem::offset_of!(CqGemv, operands) - 280usize];
-    ["Offset of field: CqGemv::m"][::core::mem::offset_of!(CqGemv, m) - 284usize];
-    ["Offset of field: CqGemv::k"][::core::mem::offset_of!(CqGemv, k) - 288usize];
-    ["Offset of field: CqGemv::k_per_split"][::core::mem::offset_of!(CqGemv, k_per_split) - 292usize];
-    ["Offset of field: CqGemv::x_stride"][::core::mem::offset_of!(CqGemv, x_stride) - 296usize];
-    ["Offset of field: CqGemv::residual_stride"][::core::mem::offset_of!(CqGemv, residual_stride) - 300usize];
-    ["Offset of field: CqGemv::x_dtype"][::core::mem::offset_of!(CqGemv, x_dtype) - 304usize];
-    ["Offset of field: CqGemv::gated"][::core::mem::offset_of!(CqGemv, gated) - 308usize];
-    ["Offset of field: CqGemv::eps"][::core::mem::offset_of!(CqGemv, eps) - 312usize];
-    ["Offset of field: CqGemv::finish"][::core::mem::offset_of!(CqGemv, finish) - 316usize];
-    ["Offset of field: CqGemv::blocks"][::core::mem::offset_of!(CqGemv, blocks) - 332usize];
+    ["Offset of field: CqGemv::x"][::core::mem::offset_of!(CqGemv, x) - 320usize];
+    ["Offset of field: CqGemv::norm"][::core::mem::offset_of!(CqGemv, norm) - 328usize];
+    ["Offset of field: CqGemv::residual"][::core::mem::offset_of!(CqGemv, residual) - 336usize];
+    ["Offset of field: CqGemv::partial"][::core::mem::offset_of!(CqGemv, partial) - 344usize];
+    ["Offset of field: CqGemv::arrivals"][::core::mem::offset_of!(CqGemv, arrivals) - 352usize];
+    ["Offset of field: CqGemv::operands"][::core::mem::offset_of!(CqGemv, operands) - 360usize];
+    ["Offset of field: CqGemv::m"][::core::mem::offset_of!(CqGemv, m) - 364usize];
+    ["Offset of field: CqGemv::k"][::core::mem::offset_of!(CqGemv, k) - 368usize];
+    ["Offset of field: CqGemv::k_per_split"][::core::mem::offset_of!(CqGemv, k_per_split) - 372usize];
+    ["Offset of field: CqGemv::x_stride"][::core::mem::offset_of!(CqGemv, x_stride) - 376usize];
+    ["Offset of field: CqGemv::residual_stride"][::core::mem::offset_of!(CqGemv, residual_stride) - 380usize];
+    ["Offset of field: CqGemv::x_dtype"][::core::mem::offset_of!(CqGemv, x_dtype) - 384usize];
+    ["Offset of field: CqGemv::gated"][::core::mem::offset_of!(CqGemv, gated) - 388usize];
+    ["Offset of field: CqGemv::eps"][::core::mem::offset_of!(CqGemv, eps) - 392usize];
+    ["Offset of field: CqGemv::finish"][::core::mem::offset_of!(CqGemv, finish) - 396usize];
+    ["Offset of field: CqGemv::blocks"][::core::mem::offset_of!(CqGemv, blocks) - 412usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -167,13 +172,13 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct CqDense {
-    pub weight: [*const ::core::ffi::c_void; 3usize],
-    pub bias: [*const f32; 3usize],
-    pub y: [*mut ::core::ffi::c_void; 3usize],
+    pub weight: [*const ::core::ffi::c_void; 4usize],
+    pub bias: [*const f32; 4usize],
+    pub y: [*mut ::core::ffi::c_void; 4usize],
     pub x: *const ::core::ffi::c_void,
     pub norm: *const f32,
     pub residual: *const ::core::ffi::c_void,
-    pub rows: [u32; 3usize],
+    pub rows: [u32; 4usize],
     pub operands: u32,
     pub pairs: u32,
     pub gated: u32,
@@ -183,29 +188,27 @@ pub struct CqDense {
     pub weight_dtype: u32,
     pub eps: f32,
     pub finish: CqFinish,
-    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqDense"][::core::mem::size_of::<CqDense>() - 160usize];
+    ["Size of CqDense"][::core::mem::size_of::<CqDense>() - 184usize];
     ["Alignment of CqDense"][::core::mem::align_of::<CqDense>() - 8usize];
     ["Offset of field: CqDense::weight"][::core::mem::offset_of!(CqDense, weight) - 0usize];
-    ["Offset of field: CqDense::bias"][::core::mem::offset_of!(CqDense, bias) - 24usize];
-    ["Offset of field: CqDense::y"][::core::mem::offset_of!(CqDense, y) - 48usize];
-    ["Offset of field: CqDense::x"][::core::mem::offset_of!(CqDense, x) - 72usize];
-    ["Offset of field: CqDense::norm"][::core::mem::offset_of!(CqDense, norm) - 80usize];
-    ["Offset of field: CqDense::residual"][::core::mem::offset_of!(CqDense, residual) - 88usize];
-    ["Offset of field: CqDense::rows"][::core::mem::offset_of!(CqDense, rows) - 96usize];
-    ["Offset of field: CqDense::operands"][::core::mem::offset_of!(CqDense, operands) - 108usize];
-    ["Offset of field: CqDense::pairs"][::core::mem::offset_of!(CqDense, pairs) - 112usize];
-    ["Offset of field: CqDense::gated"][::core::mem::offset_of!(CqDense, gated) - 116usize];
-    ["Offset of field: CqDense::m"][::core::mem::offset_of!(CqDense, m) - 120usize];
-    ["Offset of field: CqDense::k"][::core::mem::offset_of!(CqDense, k) - 124usize];
-    ["Offset of field: CqDense::x_dtype"][::core::mem::offset_of!(CqDense, x_dtype) - 128usize];
-    ["Offset of field: CqDense::weight_dtype"][::core::mem::offset_of!(CqDense, weight_dtype) - 132usize];
-    ["Offset of field: CqDense::eps"][::core::mem::offset_of!(CqDense, eps) - 136usize];
-    ["Offset of field: CqDense::finish"][::core::mem::offset_of!(CqDense, finish) - 140usize];
-    ["Offset of field: CqDense::unused"][::core::mem::offset_of!(CqDense, unused) - 156usize];
+    ["Offset of field: CqDense::bias"][::core::mem::offset_of!(CqDense, bias) - 32usize];
+    ["Offset of field: CqDense::y"][::core::mem::offset_of!(CqDense, y) - 64usize];
+    ["Offset of field: CqDense::x"][::core::mem::offset_of!(CqDense, x) - 96usize];
+    ["Offset of field: CqDense::norm"][::core::mem::offset_of!(CqDense, norm) - 104usize];
+    ["Offset of field: CqDense::residual"][::core::mem::offset_of!(CqDense, residual) - 112usize];
+    ["Offset of field: CqDense::rows"][::core::mem::offset_of!(CqDense, rows) - 120usize];
+    ["Offset of field: CqDense::operands"][::core::mem::offset_of!(CqDense, operands) - 136usize];
+    ["Offset of field: CqDense::pairs"][::core::mem::offset_of!(CqDense, pairs) - 140usize];
+    ["Offset of field: CqDense::gated"][::core::mem::offset_of!(CqDense, gated) - 144usize];
+    ["Offset of field: CqDense::m"][::core::mem::offset_of!(CqDense, m) - 148usize];
+    ["Offset of field: CqDense::k"][::core::mem::offset_of!(CqDense, k) - 152usize];
+    ["Offset of field: CqDense::x_dtype"][::core::mem::offset_of!(CqDense, x_dtype) - 156usize];
+    ["Offset of field: CqDense::weight_dtype"][::core::mem::offset_of!(CqDense, weight_dtype) - 160usize];
+    ["Offset of field: CqDense::eps"][::core::mem::offset_of!(CqDense, eps) - 164usize];
+    ["Offset of field: CqDense::finish"][::core::mem::offset_of!(CqDense, finish) - 168usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -597,10 +600,12 @@ pub struct CqAttend {
     pub cap: f32,
     pub dtype: u32,
     pub ring: u32,
+    pub gated: u32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqAttend"][::core::mem::size_of::<CqAttend>() - 248usize];
+    ["Size of CqAttend"][::core::mem::size_of::<CqAttend>() - 256usize];
     ["Alignment of CqAttend"][::core::mem::align_of::<CqAttend>() - 8usize];
     ["Offset of field: CqAttend::q"][::core::mem::offset_of!(CqAttend, q) - 0usize];
     ["Offset of field: CqAttend::k"][::core::mem::offset_of!(CqAttend, k) - 8usize];
@@ -636,6 +641,82 @@ const _: () = {
     ["Offset of field: CqAttend::cap"][::core::mem::offset_of!(CqAttend, cap) - 236usize];
     ["Offset of field: CqAttend::dtype"][::core::mem::offset_of!(CqAttend, dtype) - 240usize];
     ["Offset of field: CqAttend::ring"][::core::mem::offset_of!(CqAttend, ring) - 244usize];
+    ["Offset of field: CqAttend::gated"][::core::mem::offset_of!(CqAttend, gated) - 248usize];
+    ["Offset of field: CqAttend::unused"][::core::mem::offset_of!(CqAttend, unused) - 252usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqLane {
+    pub x: *const ::core::ffi::c_void,
+    pub of_token: u32,
+    pub of_head: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqLane"][::core::mem::size_of::<CqLane>() - 16usize];
+    ["Alignment of CqLane"][::core::mem::align_of::<CqLane>() - 8usize];
+    ["Offset of field: CqLane::x"][::core::mem::offset_of!(CqLane, x) - 0usize];
+    ["Offset of field: CqLane::of_token"][::core::mem::offset_of!(CqLane, of_token) - 8usize];
+    ["Offset of field: CqLane::of_head"][::core::mem::offset_of!(CqLane, of_head) - 12usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqDeltaNet {
+    pub q: CqLane,
+    pub k: CqLane,
+    pub v: CqLane,
+    pub gate: CqLane,
+    pub decay: CqLane,
+    pub beta: CqLane,
+    pub convolution: *const f32,
+    pub rates: *const f32,
+    pub gate_bias: *const f32,
+    pub norm: *const f32,
+    pub state: *mut f32,
+    pub y: *mut ::core::ffi::c_void,
+    pub positions: *const u32,
+    pub position: u32,
+    pub tokens: u32,
+    pub value_heads: u32,
+    pub shared: u32,
+    pub key_dim: u32,
+    pub value_dim: u32,
+    pub kernel: u32,
+    pub groups: u32,
+    pub settled: u32,
+    pub tiled: u32,
+    pub dtype: u32,
+    pub eps: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqDeltaNet"][::core::mem::size_of::<CqDeltaNet>() - 200usize];
+    ["Alignment of CqDeltaNet"][::core::mem::align_of::<CqDeltaNet>() - 8usize];
+    ["Offset of field: CqDeltaNet::q"][::core::mem::offset_of!(CqDeltaNet, q) - 0usize];
+    ["Offset of field: CqDeltaNet::k"][::core::mem::offset_of!(CqDeltaNet, k) - 16usize];
+    ["Offset of field: CqDeltaNet::v"][::core::mem::offset_of!(CqDeltaNet, v) - 32usize];
+    ["Offset of field: CqDeltaNet::gate"][::core::mem::offset_of!(CqDeltaNet, gate) - 48usize];
+    ["Offset of field: CqDeltaNet::decay"][::core::mem::offset_of!(CqDeltaNet, decay) - 64usize];
+    ["Offset of field: CqDeltaNet::beta"][::core::mem::offset_of!(CqDeltaNet, beta) - 80usize];
+    ["Offset of field: CqDeltaNet::convolution"][::core::mem::offset_of!(CqDeltaNet, convolution) - 96usize];
+    ["Offset of field: CqDeltaNet::rates"][::core::mem::offset_of!(CqDeltaNet, rates) - 104usize];
+    ["Offset of field: CqDeltaNet::gate_bias"][::core::mem::offset_of!(CqDeltaNet, gate_bias) - 112usize];
+    ["Offset of field: CqDeltaNet::norm"][::core::mem::offset_of!(CqDeltaNet, norm) - 120usize];
+    ["Offset of field: CqDeltaNet::state"][::core::mem::offset_of!(CqDeltaNet, state) - 128usize];
+    ["Offset of field: CqDeltaNet::y"][::core::mem::offset_of!(CqDeltaNet, y) - 136usize];
+    ["Offset of field: CqDeltaNet::positions"][::core::mem::offset_of!(CqDeltaNet, positions) - 144usize];
+    ["Offset of field: CqDeltaNet::position"][::core::mem::offset_of!(CqDeltaNet, position) - 152usize];
+    ["Offset of field: CqDeltaNet::tokens"][::core::mem::offset_of!(CqDeltaNet, tokens) - 156usize];
+    ["Offset of field: CqDeltaNet::value_heads"][::core::mem::offset_of!(CqDeltaNet, value_heads) - 160usize];
+    ["Offset of field: CqDeltaNet::shared"][::core::mem::offset_of!(CqDeltaNet, shared) - 164usize];
+    ["Offset of field: CqDeltaNet::key_dim"][::core::mem::offset_of!(CqDeltaNet, key_dim) - 168usize];
+    ["Offset of field: CqDeltaNet::value_dim"][::core::mem::offset_of!(CqDeltaNet, value_dim) - 172usize];
+    ["Offset of field: CqDeltaNet::kernel"][::core::mem::offset_of!(CqDeltaNet, kernel) - 176usize];
+    ["Offset of field: CqDeltaNet::groups"][::core::mem::offset_of!(CqDeltaNet, groups) - 180usize];
+    ["Offset of field: CqDeltaNet::settled"][::core::mem::offset_of!(CqDeltaNet, settled) - 184usize];
+    ["Offset of field: CqDeltaNet::tiled"][::core::mem::offset_of!(CqDeltaNet, tiled) - 188usize];
+    ["Offset of field: CqDeltaNet::dtype"][::core::mem::offset_of!(CqDeltaNet, dtype) - 192usize];
+    ["Offset of field: CqDeltaNet::eps"][::core::mem::offset_of!(CqDeltaNet, eps) - 196usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

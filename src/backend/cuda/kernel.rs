@@ -1,6 +1,6 @@
 //! The kernels of `cuda/` by name.
 
-use super::bindings::{CQ_ATTEND_THREADS, CQ_THREADS};
+use super::bindings::{CQ_ATTEND_THREADS, CQ_DELTA_THREADS, CQ_THREADS};
 use super::formats::{GemvKernels, TileKernels};
 use crate::KvFormat;
 use std::fmt;
@@ -62,6 +62,8 @@ pub(super) enum Kernel {
     AppendCodes {
         head_dim: usize,
     },
+    /// Linear attention by the gated delta rule.
+    DeltaNet,
     Dequantize(&'static str),
     Quantize(&'static str),
     FillBias,
@@ -98,6 +100,7 @@ impl Kernel {
             Self::AttendCodes { .. } => "attend_codes",
             Self::AttendPrompt { .. } => "attend_prompt",
             Self::AttendPromptCodes { .. } | Self::AppendCodes { .. } => "attend_prompt_codes",
+            Self::DeltaNet => "delta_net",
             Self::Dequantize(_) => "dequantize",
             Self::Quantize(_) => "quantize",
             Self::FillBias => "fill_bias",
@@ -110,10 +113,10 @@ impl Kernel {
 
     /// Threads of a block.
     pub(super) fn threads(self) -> u32 {
-        if self.is_of_attention() {
-            CQ_ATTEND_THREADS
-        } else {
-            CQ_THREADS
+        match self {
+            Self::DeltaNet => CQ_DELTA_THREADS,
+            of_attention if of_attention.is_of_attention() => CQ_ATTEND_THREADS,
+            _ => CQ_THREADS,
         }
     }
 
@@ -143,7 +146,7 @@ impl Kernel {
             Self::Route | Self::Dense { .. } | Self::Embed => true,
             Self::Attend { .. } | Self::AttendF32 | Self::AttendCodes { .. } => true,
             Self::AttendPrompt { .. } | Self::AttendPromptCodes { .. } | Self::AppendCodes { .. } => true,
-            Self::Norm | Self::Order | Self::Elementwise => true,
+            Self::DeltaNet | Self::Norm | Self::Order | Self::Elementwise => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
     }
@@ -174,6 +177,7 @@ impl fmt::Display for Kernel {
             }
             Self::AttendPromptCodes { head_dim } => write!(f, "attend_prompt_codes_d{head_dim}"),
             Self::AppendCodes { head_dim } => write!(f, "append_codes_d{head_dim}"),
+            Self::DeltaNet => f.write_str("delta_net"),
             Self::WeightedSum => f.write_str("experts_sum"),
             Self::Route => f.write_str("route"),
             Self::Dequantize(format) => write!(f, "dequantize_{format}"),

@@ -1,9 +1,9 @@
 //! The one place where kernels are launched.
 
 use super::bindings::{
-    CqAbsmax, CqAppend, CqAttend, CqAttendPrompt, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts,
-    CqFillBias, CqGemv, CqNorm, CqQuantize, CqRoute, CqSample, CqSimt, CqSortPairs, CqTiles, CqTilesX,
-    CqWeightedSum,
+    CqAbsmax, CqAppend, CqAttend, CqAttendPrompt, CqDeltaNet, CqDense, CqDequantize, CqElementwise, CqEmbed,
+    CqExperts, CqFillBias, CqGemv, CqNorm, CqQuantize, CqRoute, CqSample, CqSimt, CqSortPairs, CqTiles,
+    CqTilesX, CqWeightedSum,
 };
 use super::card::EarlyStart;
 use super::kernel::Kernel;
@@ -40,6 +40,7 @@ params! {
     CqAttend => Kernel::Attend { .. } | Kernel::AttendF32 | Kernel::AttendCodes { .. },
     CqAttendPrompt => Kernel::AttendPrompt { .. } | Kernel::AttendPromptCodes { .. },
     CqAppend => Kernel::AppendCodes { .. },
+    CqDeltaNet => Kernel::DeltaNet,
     CqDequantize => Kernel::Dequantize(_),
     CqQuantize => Kernel::Quantize(_),
     CqFillBias => Kernel::FillBias,

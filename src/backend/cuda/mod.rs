@@ -11,6 +11,7 @@ mod backward;
 mod bindings;
 mod card;
 mod cublas;
+mod delta_net;
 mod dequantize;
 mod experts;
 mod experts_call;
@@ -34,6 +35,7 @@ mod workspace;
 
 pub(crate) use attention::{attend, attend_prompt, attends_to_prompts, keeps_ring};
 pub(crate) use backward::matmul_backward;
+pub(crate) use delta_net::delta_net;
 pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;
 pub(crate) use matmul::{fused, matmul, stacked};

@@ -228,7 +228,7 @@ impl DeviceStep {
                     format!("on {:?}", state.device().location()),
                 ));
             }
-            Ok(StateRows { config: *state.config(), rows: state.rows(self.sequences)? })
+            Ok(StateRows { config: *state.config(), numbers: state.numbers(self.sequences)? })
         };
         let memory = StepMemory {
             caches: keys.iter_mut().map(|cache| room(cache)).collect::<Result<_>>()?,

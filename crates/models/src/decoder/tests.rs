@@ -92,6 +92,11 @@ fn planned_kinds() -> Vec<Value> {
         json!({"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
             "shared_expert_intermediate_size": 128}),
         json!({"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
+        json!({"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32, "num_experts": 6,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 128}),
+        json!({"model_type": "qwen3_5_text", "layer_types": ["full_attention", "linear_attention"], "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 64}),
         json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}),
         json!({"model_type": "stablelm", "partial_rotary_factor": 0.25, "qk_layernorm": true,
             "use_parallel_residual": true}),
@@ -111,6 +116,7 @@ fn a_plan_computes_what_the_layers_compute() {
             problems.push(format!("{name}: no plan"));
         }
         layered.plan = None;
+        let has_states = name.contains("qwen3_5") || name.contains("qwen3_next");
         let ids: Vec<u32> = (0..60).map(|index| index * 7 % 96).collect();
         // Both halves of a plan, for few and for many tokens, for one text and for two; parts of both ways, on one cache.
         for way in [[true; 5], [true, false, true, false, true], [false, true, false, true, false]] {
@@ -130,7 +136,9 @@ fn a_plan_computes_what_the_layers_compute() {
                 let spread = expected.iter().map(|x| x * x).sum::<f32>() / expected.len() as f32;
                 let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0., f32::max);
                 let what = format!("{name}, {len} tokens from {first} on, {way:?}");
-                if worst > 2e-5 * spread.sqrt() {
+                // What linear attention gives is normalized, however small it is.
+                let bound = if has_states { 6e-5 } else { 2e-5 };
+                if worst > bound * spread.sqrt() {
                     problems.push(format!("{what}: {worst} of {}", spread.sqrt()));
                 }
                 first += len;

@@ -28,6 +28,8 @@ pub(in super::super) struct AttendCall {
     pub(in super::super) is_chunked: bool,
     pub(in super::super) scale: f32,
     pub(in super::super) softcap: Option<f32>,
+    /// Whether each query has a gate behind it.
+    pub(in super::super) has_gate: bool,
     pub(in super::super) q_norm: Option<HeadNormCall>,
     pub(in super::super) k_norm: Option<HeadNormCall>,
     /// Whether norms come behind the turn.
@@ -98,7 +100,7 @@ impl Cached {
 /// The addresses of what is computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in super::super) struct AttendMemory {
-    /// `[sequences, heads, head_dim]`.
+    /// `[sequences, heads, head_dim]`, of two such with gates.
     pub(in super::super) q: u64,
     /// `[sequences, kv_heads, head_dim]`.
     pub(in super::super) k: u64,
@@ -193,6 +195,8 @@ impl AttendCall {
             cap,
             dtype: float_dtype(self.dtype)?,
             ring: self.is_ring.into(),
+            gated: self.has_gate.into(),
+            unused: 0,
         })
     }
 }

@@ -16,13 +16,23 @@ use std::borrow::Cow;
 impl Builder<'_> {
     pub(super) fn attend(&mut self, heads: &Heads, places: &Places, turns: &[Turns]) -> Result<()> {
         let &Heads { heads: count, kv_heads, head_dim, .. } = heads;
-        let [q, k, v] = places.projected;
+        let [q, k, v, ..] = places.projected;
+        if heads.has_gate && heads.q_norm.as_ref().is_some_and(|norm| norm.over_all) {
+            return Err(Error::Unsupported {
+                what: "a step plan with a norm of all queries, which have gates, on a CUDA device"
+                    .to_string(),
+                remedy: "call the layers one by one".to_string(),
+            }
+            .into());
+        }
         for (norm, x, heads) in [(&heads.q_norm, q, count), (&heads.k_norm, k, kv_heads)] {
             if let Some(HeadNorm { norm, over_all: true }) = norm {
                 self.norm(norm, (self.sequences, heads * head_dim), (x, x), (1., 0))?;
             }
         }
-        let Some(cache) = self.caches.get(heads.layer) else { bail!("layer {} has no cache", heads.layer) };
+        let Some(cache) = self.memory.caches.get(heads.layer) else {
+            bail!("layer {} has no cache", heads.layer)
+        };
         let rows = &cache.rows;
         let &DeviceRows { sequences, kv_heads: of_cache, capacity, is_ring, head_dim: size, .. } = rows;
         let is_of_dtype = rows.codes().is_some() || rows.memory.dtype() == self.dtype;
@@ -45,6 +55,7 @@ impl Builder<'_> {
             is_chunked: cache.is_chunked,
             scale: heads.scale,
             softcap: heads.softcap,
+            has_gate: heads.has_gate,
             q_norm: self.head_norm(heads.q_norm.as_ref(), head_dim),
             k_norm: self.head_norm(heads.k_norm.as_ref(), head_dim),
             turns_first: heads.turns_first,
@@ -122,7 +133,7 @@ impl Builder<'_> {
 pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> crate::Result<()> {
     let heads = plan.nodes.iter().filter_map(|node| match node {
         Node::Attend(heads) => Some(heads),
-        Node::Embed { .. } | Node::Queries(..) | Node::AddAttended(..) => None,
+        Node::Embed { .. } | Node::Project(..) | Node::DeltaNet(_) | Node::AddAttended(..) => None,
         Node::Inner { .. } | Node::AddInner(..) | Node::Experts(_) | Node::Logits { .. } => None,
     });
     for &Heads { heads, kv_heads, head_dim, .. } in heads {

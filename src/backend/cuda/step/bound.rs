@@ -5,7 +5,7 @@ use super::graph::Graph;
 use super::launches::Entry;
 use super::pinned::Pinned;
 use crate::backend::sample::Choice;
-use crate::backend::step::{CacheRows, GraphMode};
+use crate::backend::step::{GraphMode, StepMemory};
 use crate::distributed::{Rank, StreamCollective};
 use crate::Error;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaStream};
@@ -22,7 +22,7 @@ pub(super) struct Bound {
     pub(super) places: Places,
     /// What becomes of logits, in the order in which it was asked for, the last one last.
     pub(super) ends: Vec<End>,
-    pub(super) caches: Vec<CacheRows>,
+    pub(super) memory: StepMemory,
     /// Positions for which tables have rows.
     pub(super) turn_rows: usize,
     pub(super) _constants: Tensor,
@@ -60,11 +60,14 @@ enum State {
 }
 
 impl Bound {
-    /// Whether these are the caches, and there may be tokens up to a position.
-    pub(super) fn is_for(&self, caches: &[CacheRows], end: usize) -> bool {
-        let ids =
-            |caches: &[CacheRows]| caches.iter().map(|cache| cache.rows.memory.id()).collect::<Vec<_>>();
-        ids(&self.caches) == ids(caches) && end <= self.turn_rows
+    /// Whether these are the caches and states, and there may be tokens up to a position.
+    pub(super) fn is_for(&self, memory: &StepMemory, end: usize) -> bool {
+        let ids = |memory: &StepMemory| {
+            let caches = memory.caches.iter().map(|cache| cache.rows.memory.id());
+            let states = memory.states.iter().map(|state| state.numbers.id());
+            caches.chain(states).collect::<Vec<_>>()
+        };
+        ids(&self.memory) == ids(memory) && end <= self.turn_rows
     }
 
     /// Runs a step that ends so.

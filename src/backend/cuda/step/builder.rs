@@ -13,7 +13,7 @@ use super::memory::{Addresses, Constants};
 use super::projections::{Source, Target};
 use super::{Entry, Exchange, Launch, LaunchParams};
 use crate::backend::sample::Choice;
-use crate::backend::step::{Activation, CacheRows, Node, Norm, Plan};
+use crate::backend::step::{Activation, Node, Norm, Plan, StepMemory, MOST_PROJECTIONS};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result};
 use std::borrow::Cow;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// What a plan is made into launches with.
 pub(super) struct Builder<'a> {
     pub(super) plan: &'a Plan,
-    pub(super) caches: &'a [CacheRows],
+    pub(super) memory: &'a StepMemory,
     /// Positions for which tables have rows.
     pub(super) turn_rows: usize,
     pub(super) stream: &'a Arc<CudaStream>,
@@ -79,8 +79,8 @@ pub(super) struct Places {
     pub(super) normed: u64,
     /// What a projection sees, in the order of its columns.
     pub(super) ordered: u64,
-    /// Queries, keys and values.
-    pub(super) projected: [u64; 3],
+    /// What the projections of a block make: queries, keys and values, or what linear attention is given.
+    pub(super) projected: [u64; MOST_PROJECTIONS],
     pub(super) attended: u64,
     pub(super) gate: u64,
     pub(super) inner: u64,
@@ -160,8 +160,8 @@ impl Builder<'_> {
             hidden: of(self.plan.hidden),
             normed: of(self.plan.hidden),
             ordered: of(widths.ordered),
-            projected: [of(widths.queries), of(widths.keys), of(widths.keys)],
-            attended: of(widths.queries),
+            projected: widths.projected.map(&mut of),
+            attended: of(widths.attended),
             gate: of(widths.inner),
             inner: of(widths.inner),
             output: of(self.plan.hidden),
@@ -183,12 +183,13 @@ impl Builder<'_> {
         let plain = Target { y: &[], gated: false, finish: PLAIN, residual: 0 };
         match node {
             Node::Embed { table, factor, first_token } => self.embed(table, *factor, *first_token, places),
-            Node::Queries(norm, projections, clip) => {
+            Node::Project(norm, projections, clip) => {
                 let finish = CqFinish { limit: clip.unwrap_or(0.), ..PLAIN };
                 let source = Source { x: hidden, k, norm: norm.as_ref() };
                 let target = Target { y: &places.projected, finish, ..plain };
-                self.project(&projections.each_ref(), source, target, places)
+                self.project(&projections.iter().collect::<Vec<_>>(), source, target, places)
             }
+            Node::DeltaNet(net) => self.delta_net(net, places),
             Node::Attend(heads) => self.attend(heads, places, turns),
             Node::AddAttended(projection, out) => self.add(projection, places.attended, out, places),
             Node::Inner { norm, gate, up, activation } => {
@@ -319,8 +320,8 @@ impl Builder<'_> {
 /// The largest outputs of a plan's nodes.
 #[derive(Default)]
 struct Widths {
-    queries: usize,
-    keys: usize,
+    projected: [usize; MOST_PROJECTIONS],
+    attended: usize,
     inner: usize,
     logits: usize,
     part_of_logits: usize,
@@ -337,10 +338,13 @@ impl Widths {
         widths.ordered = orders.map(|columns| columns.len()).max().unwrap_or(0);
         for node in &plan.nodes {
             match node {
-                Node::Attend(heads) => {
-                    widths.queries = widths.queries.max(heads.heads * heads.head_dim);
-                    widths.keys = widths.keys.max(heads.kv_heads * heads.head_dim);
+                Node::Project(_, projections, _) => {
+                    for (width, projection) in widths.projected.iter_mut().zip(projections) {
+                        *width = projection.rows.max(*width);
+                    }
                 }
+                Node::Attend(heads) => widths.attended = widths.attended.max(heads.heads * heads.head_dim),
+                Node::DeltaNet(net) => widths.attended = widths.attended.max(net.width()),
                 Node::Inner { up, .. } => widths.inner = widths.inner.max(up.rows),
                 Node::Experts(block) => {
                     let (experts, top_k) = (block.routing.experts, block.routing.top_k);
@@ -354,7 +358,7 @@ impl Widths {
                     widths.logits = plan.outputs();
                     widths.part_of_logits = if parts.is_some() { head.rows } else { 0 };
                 }
-                Node::Embed { .. } | Node::Queries(..) | Node::AddAttended(..) | Node::AddInner(..) => {}
+                Node::Embed { .. } | Node::AddAttended(..) | Node::AddInner(..) => {}
             }
         }
         widths

@@ -46,7 +46,6 @@ impl Builder<'_> {
             weight_dtype: float_dtype(weight.dtype())?,
             eps: norm.map_or(0., |norm| norm.eps),
             finish: target.finish,
-            unused: 0,
         };
         let mut pairs = 0;
         for (index, (projection, weight)) in projections.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! The launches of a step, and what ranks exchange between them.
 
 use super::super::bindings::{
-    CqAttend, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts, CqGemv, CqNorm, CqRoute, CqSample,
-    CqSimt, CqWeightedSum,
+    CqAttend, CqDeltaNet, CqDense, CqDequantize, CqElementwise, CqEmbed, CqExperts, CqGemv, CqNorm, CqRoute,
+    CqSample, CqSimt, CqWeightedSum,
 };
 use super::super::kernel::Kernel;
 use super::super::launch::{launch, Grid};
@@ -74,6 +74,7 @@ pub(super) enum LaunchParams {
     Simt(CqSimt),
     Dense(CqDense),
     Attend(CqAttend),
+    DeltaNet(CqDeltaNet),
     Route(CqRoute),
     Experts(CqExperts),
     WeightedSum(CqWeightedSum),
@@ -96,6 +97,7 @@ impl Launch {
                 LaunchParams::Simt(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Dense(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Attend(params) => launch(stream, kernel, grid, params),
+                LaunchParams::DeltaNet(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Route(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Experts(params) => launch(stream, kernel, grid, params),
                 LaunchParams::WeightedSum(params) => launch(stream, kernel, grid, params),

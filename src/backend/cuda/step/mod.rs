@@ -7,6 +7,7 @@
 mod attend;
 mod bound;
 mod builder;
+mod delta_net;
 mod dense;
 mod done;
 mod embed;
@@ -22,7 +23,7 @@ use super::attention::keeps_ring;
 use super::card::Card;
 use super::memory::{address_mut, allocate, Locked};
 use crate::backend::sample::{Choice, Draw};
-use crate::backend::step::{CacheRows, GraphMode, Node, Plan, NO_POSITION};
+use crate::backend::step::{GraphMode, Node, Plan, StepMemory, NO_POSITION};
 use crate::tensor::DeviceRows;
 use crate::{DeviceKvCache, Error};
 use bound::Bound;
@@ -69,8 +70,11 @@ impl StepLaunches {
         let stream = cuda.cuda_stream();
         attend::check(plan, dtype, sequences, Card::of(stream.context())?)?;
         for node in &plan.nodes {
-            if let Node::Experts(block) = node {
-                experts::check(block, sequences)?;
+            match node {
+                Node::Experts(block) => experts::check(block, sequences)?,
+                Node::DeltaNet(net) => delta_net::check(net)?,
+                Node::Embed { .. } | Node::Project(..) | Node::Attend(_) | Node::AddAttended(..) => {}
+                Node::Inner { .. } | Node::AddInner(..) | Node::Logits { .. } => {}
             }
         }
         Ok(Self {
@@ -105,10 +109,10 @@ impl StepLaunches {
 
     /// The logits `[sequences, outputs]`, in the dtype of activations, of the tokens `ids` `[sequences]`, U32 on the device, which
     /// stand at `positions` or, at `NO_POSITION`, are none. Their keys and values are appended to the
-    /// caches, which have room for them.
-    pub(crate) fn run(&mut self, ids: &Tensor, caches: &[CacheRows], positions: &[u32]) -> Result<Tensor> {
+    /// caches, which have room for them, and change the states.
+    pub(crate) fn run(&mut self, ids: &Tensor, memory: &StepMemory, positions: &[u32]) -> Result<Tensor> {
         let stream = self.stream()?;
-        let logits = self.submit(ids, caches, positions, &stream);
+        let logits = self.submit(ids, memory, positions, &stream);
         let recorded = self.done.record(&stream);
         if logits.is_err() {
             self.bound = None;
@@ -119,7 +123,7 @@ impl StepLaunches {
     fn submit(
         &mut self,
         ids: &Tensor,
-        caches: &[CacheRows],
+        memory: &StepMemory,
         positions: &[u32],
         stream: &Arc<CudaStream>,
     ) -> Result<Tensor> {
@@ -127,7 +131,7 @@ impl StepLaunches {
             bail!("{} positions for {} sequences", positions.len(), self.sequences);
         }
         let (sequences, outputs, mode, dtype) = (self.sequences, self.outputs, self.mode, self.dtype);
-        let bound = self.bound(caches, positions, stream)?;
+        let bound = self.bound(memory, positions, stream)?;
         let places = bound.places;
         {
             let locked = Locked::new(ids);
@@ -165,7 +169,7 @@ impl StepLaunches {
     pub(crate) fn next(
         &mut self,
         ids: &[u32],
-        caches: &[CacheRows],
+        memory: &StepMemory,
         positions: &[u32],
         (choice, draw): (&Choice, Draw),
     ) -> Result<Vec<u32>> {
@@ -173,7 +177,7 @@ impl StepLaunches {
         if [ids.len(), positions.len()] != [sequences; 2] {
             bail!("{} ids and {} positions for {sequences} sequences", ids.len(), positions.len());
         }
-        let bound = self.bound(caches, positions, &stream)?;
+        let bound = self.bound(memory, positions, &stream)?;
         let draw = [draw.seed, draw.step].into_iter().flat_map(u64::to_ne_bytes);
         let numbers = positions.iter().chain(ids).flat_map(|number| number.to_ne_bytes());
         // SAFETY: whoever submitted the copies of the step before has waited for them, or failed and dropped this memory.
@@ -208,15 +212,15 @@ impl StepLaunches {
     /// The launches for these caches and positions.
     fn bound(
         &mut self,
-        caches: &[CacheRows],
+        memory: &StepMemory,
         positions: &[u32],
         stream: &Arc<CudaStream>,
     ) -> Result<&mut Bound> {
         let last = positions.iter().filter(|position| **position != NO_POSITION).max();
         let end = last.map_or(0, |last| *last as usize + 1);
-        let bound = match self.bound.take().filter(|bound| bound.is_for(caches, end)) {
+        let bound = match self.bound.take().filter(|bound| bound.is_for(memory, end)) {
             Some(bound) => bound,
-            None => self.bind(caches, end, stream)?,
+            None => self.bind(memory, end, stream)?,
         };
         Ok(self.bound.insert(bound))
     }
@@ -233,16 +237,17 @@ impl StepLaunches {
         end.is_some_and(|end| end.graph.is_some())
     }
 
-    fn bind(&self, caches: &[CacheRows], end: usize, stream: &Arc<CudaStream>) -> Result<Bound> {
+    fn bind(&self, memory: &StepMemory, end: usize, stream: &Arc<CudaStream>) -> Result<Bound> {
         // Rings take any positions: tables grow as caches of all tokens do.
-        let all = caches.iter().filter(|cache| !cache.rows.is_ring).map(|cache| cache.rows.capacity).max();
+        let all =
+            memory.caches.iter().filter(|cache| !cache.rows.is_ring).map(|cache| cache.rows.capacity).max();
         let turn_rows = all.unwrap_or_else(|| DeviceRows::most(end));
         let card = Card::of(stream.context())?;
         let device = Device::Cuda(self.device.clone());
         let build = |constants, work, shared| {
             let builder = Builder {
                 plan: &self.plan,
-                caches,
+                memory,
                 turn_rows,
                 stream,
                 card,
@@ -276,7 +281,7 @@ impl StepLaunches {
             rank: self.plan.rank.clone(),
             places: built.places,
             ends: Vec::new(),
-            caches: caches.to_vec(),
+            memory: memory.clone(),
             turn_rows,
             _constants: constants,
             _work: work,

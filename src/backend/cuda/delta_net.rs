@@ -1,0 +1,206 @@
+//! Linear attention by the gated delta rule, in one launch for all tokens.
+
+use super::bindings::{
+    CqDeltaNet, CqLane, CQ_DELTA_GROUPS, CQ_DELTA_KERNEL, CQ_DELTA_ROWS, CQ_DELTA_SHARED_BYTES,
+    CQ_DELTA_THREADS,
+};
+use super::kernel::Kernel;
+use super::launch::{launch, Grid};
+use super::memory::{address_mut, allocate, float_dtype, u32_of, Contiguous};
+use crate::backend::{DeltaNetInputs, DeltaNetWeights};
+use crate::DeltaNetConfig;
+use candle_core::cuda_backend::cudarc::driver::CudaStream;
+use candle_core::op::BackpropOp;
+use candle_core::{
+    bail, CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
+};
+use std::sync::Arc;
+
+/// What a launch has, beside its memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeltaCall {
+    pub(super) config: DeltaNetConfig,
+    pub(super) sequences: usize,
+    /// Of each sequence.
+    pub(super) tokens: usize,
+    /// Of all that lanes have, and of outputs.
+    pub(super) dtype: DType,
+    pub(super) eps: f32,
+    pub(super) tiled: bool,
+    /// Where each sequence begins, on the device; else whether all begin anew.
+    pub(super) positions: Positions,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Positions {
+    /// `[sequences]` u32, written two launches ago or more, as is the state.
+    OnDevice(u64),
+    /// Whether no sequence has tokens so far.
+    Known { begins: bool },
+}
+
+/// Where something of the heads is: address, elements from one token to the next, and from one head of keys to the next.
+pub(super) type LaneAt = (u64, usize, usize);
+
+/// Addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeltaMemory {
+    /// Queries, keys, values, gates, decays, betas.
+    pub(super) lanes: [LaneAt; 6],
+    /// Convolution, rates, bias of gates, norm.
+    pub(super) weights: [u64; 4],
+    /// `[sequences, value_heads, ..]`: the matrix, and what the convolution sees.
+    pub(super) state: u64,
+    pub(super) y: u64,
+}
+
+/// Threads that share a column of a state, if the kernel takes heads of these sizes.
+pub(super) fn groups(config: &DeltaNetConfig) -> Option<usize> {
+    let DeltaNetConfig { key_dim, value_dim, kernel, .. } = *config;
+    let [threads, rows, most] =
+        [CQ_DELTA_THREADS, CQ_DELTA_ROWS, CQ_DELTA_GROUPS].map(|number| number as usize);
+    let groups = threads.checked_div(value_dim)?.min(most);
+    let fits = key_dim <= groups * rows && config.channels_of_head() <= threads;
+    (fits && kernel <= CQ_DELTA_KERNEL as usize).then_some(groups)
+}
+
+impl DeltaCall {
+    pub(super) fn grid(&self) -> Grid {
+        let blocks = (self.config.value_heads, self.sequences);
+        Grid { blocks, shared_bytes: CQ_DELTA_SHARED_BYTES as usize }
+    }
+
+    /// # Errors
+    /// If there is no kernel for it, or sizes are too large.
+    pub(super) fn params(&self, memory: &DeltaMemory) -> Result<CqDeltaNet> {
+        let DeltaNetConfig { value_heads, key_dim, value_dim, kernel, .. } = self.config;
+        let Some(groups) = groups(&self.config) else {
+            bail!("linear attention without a kernel: {:?}", self.config)
+        };
+        let lane = |(x, of_token, of_head): LaneAt| {
+            Ok::<_, candle_core::Error>(CqLane {
+                x: x as *const _,
+                of_token: u32_of("elements of a token", of_token)?,
+                of_head: u32_of("elements of a head", of_head)?,
+            })
+        };
+        let ([q, k, v, gate, decay, beta], [convolution, rates, gate_bias, norm]) =
+            (memory.lanes, memory.weights);
+        let (positions, position) = match self.positions {
+            Positions::OnDevice(address) => (address, 0),
+            Positions::Known { begins } => (0, u32::from(!begins)),
+        };
+        Ok(CqDeltaNet {
+            q: lane(q)?,
+            k: lane(k)?,
+            v: lane(v)?,
+            gate: lane(gate)?,
+            decay: lane(decay)?,
+            beta: lane(beta)?,
+            convolution: convolution as *const _,
+            rates: rates as *const _,
+            gate_bias: gate_bias as *const _,
+            norm: norm as *const _,
+            state: memory.state as *mut _,
+            y: memory.y as *mut _,
+            positions: positions as *const _,
+            position,
+            tokens: u32_of("tokens", self.tokens)?,
+            value_heads: u32_of("heads of values", value_heads)?,
+            shared: u32_of("heads of values", self.config.shared())?,
+            key_dim: u32_of("elements of a head", key_dim)?,
+            value_dim: u32_of("elements of a head", value_dim)?,
+            kernel: u32_of("tokens of a convolution", kernel)?,
+            groups: u32_of("threads of a column", groups)?,
+            settled: (positions != 0).into(),
+            tiled: self.tiled.into(),
+            dtype: float_dtype(self.dtype)?,
+            eps: self.eps,
+        })
+    }
+}
+
+/// `[B, T, value_heads * value_dim]`, what the tokens give, whose state `numbers` are behind them then. None, with nothing changed,
+/// if there is no kernel for it. `begins`: no sequence has tokens so far, whatever the state is.
+pub(crate) fn delta_net(
+    inputs: DeltaNetInputs,
+    weights: DeltaNetWeights,
+    config: &DeltaNetConfig,
+    (numbers, begins): (&Tensor, bool),
+) -> Result<Option<Tensor>> {
+    let Device::Cuda(device) = numbers.device() else { return Ok(None) };
+    if groups(config).is_none() {
+        return Ok(None);
+    }
+    let DeltaNetInputs { q, k, v, gate, decay, beta } = inputs;
+    let DeltaNetWeights { convolution, rates, gate_bias, norm, eps } = weights;
+    let (batch, tokens, dtype) = (v.dim(0)?, v.dim(1)?, v.dtype());
+    let stream = device.cuda_stream();
+    let lanes = [q, k, v, gate, decay, beta].into_iter().map(|x| x.to_dtype(dtype));
+    let wide = [convolution, rates, gate_bias, norm].into_iter().map(|x| x.to_dtype(DType::F32));
+    let operands = lanes.chain(wide).collect::<Result<Vec<_>>>()?;
+    let operands = operands.iter().map(|x| Contiguous::new(x, &stream)).collect::<Result<Vec<_>>>()?;
+    let views = operands.iter().map(Contiguous::view).collect::<Result<Vec<_>>>()?;
+    let addresses = views.iter().map(|view| view.address(&stream)).collect::<Result<Vec<_>>>()?;
+    let places: Vec<_> = addresses.iter().map(|address| address.get()).collect();
+    let &[q, k, v, gate, decay, beta, convolution, rates, gate_bias, norm] = places.as_slice() else {
+        bail!("linear attention of {} operands", places.len())
+    };
+    let shared = config.shared();
+    let lane = |x, size| (x, config.key_heads * size, size);
+    let values = shared * config.value_dim;
+    let lanes = [
+        lane(q, config.key_dim),
+        lane(k, config.key_dim),
+        lane(v, values),
+        lane(gate, values),
+        lane(decay, shared),
+        lane(beta, shared),
+    ];
+    let y_shape = Shape::from((batch, tokens, config.value_heads * config.value_dim));
+    let mut output = allocate(device, &y_shape, dtype)?;
+    {
+        let y = address_mut(&mut output, &stream)?;
+        let call = DeltaCall {
+            config: *config,
+            sequences: batch,
+            tokens,
+            dtype,
+            eps: eps as f32,
+            tiled: false,
+            positions: Positions::Known { begins },
+        };
+        let memory =
+            DeltaMemory { lanes, weights: [convolution, rates, gate_bias, norm], state: 0, y: y.get() };
+        numbers.inplace_op1(&Change { stream: &stream, grid: call.grid(), params: call.params(&memory)? })?;
+    }
+    Ok(Some(Tensor::from_storage(Storage::Cuda(output), y_shape, BackpropOp::none(), false)))
+}
+
+/// The launch, as an operation on the state.
+struct Change<'a> {
+    stream: &'a Arc<CudaStream>,
+    grid: Grid,
+    /// Without the address of the state. All others are held until after the launch, and of the shapes that the header asks for.
+    params: CqDeltaNet,
+}
+
+impl InplaceOp1 for Change<'_> {
+    fn name(&self) -> &'static str {
+        "gated-delta-net"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
+        bail!("linear attention on a CUDA device is needed here")
+    }
+
+    fn cuda_fwd(&self, state: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let Some((0, _)) = layout.contiguous_offsets() else {
+            bail!("a contiguous state is needed here, found layout {layout:?}")
+        };
+        let state = address_mut(state, self.stream)?;
+        let params = CqDeltaNet { state: state.get() as *mut _, ..self.params };
+        // SAFETY: all addresses are those of tensors that are held until after the launch; shapes were checked by the caller.
+        unsafe { launch(self.stream, Kernel::DeltaNet, self.grid, &params) }
+    }
+}
