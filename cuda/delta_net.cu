@@ -108,9 +108,7 @@ __device__ __forceinline__ float sum_of_column(const float *sums, const CqDeltaN
     return sum;
 }
 
-}  // namespace
-
-extern "C" __global__ void __launch_bounds__(CQ_DELTA_THREADS) delta_net(const CqDeltaNet p) {
+__device__ __forceinline__ void delta_net_of_head(const CqDeltaNet &p) {
     CQ_DYNAMIC_SHARED(bytes);
     Memory &memory = *reinterpret_cast<Memory *>(bytes);
     const Head head(p);
@@ -201,3 +199,7 @@ extern "C" __global__ void __launch_bounds__(CQ_DELTA_THREADS) delta_net(const C
         if (has_column && row < p.key_dim) matrix[size_t(row) * p.value_dim + column] = state[i];
     }
 }
+
+}  // namespace
+
+CQ_KERNEL(delta_net, CqDeltaNet, THREADS, 1) { delta_net_of_head(p); }

@@ -18,6 +18,7 @@ mod attention;
 mod cache_codes;
 mod cards;
 mod column_scaled;
+mod delta_net;
 mod expected;
 mod experts;
 mod fused;
