@@ -393,14 +393,14 @@ typedef struct CqAttend {
     uint32_t unused;
 } CqAttend;
 
-/* A block of linear attention has so many threads, of which one has so many rows of a column of the state, at most, and one of
- * the channels of the convolution, which sees so many tokens, at most. */
-#define CQ_DELTA_THREADS 512
-#define CQ_DELTA_ROWS 32
+/* Of a block of linear attention: so many rows of a column of the state has a thread, at most, and so many threads share a column;
+ * channels of the convolution, which sees so many tokens, at most. */
+#define CQ_DELTA_ROWS 64
+#define CQ_DELTA_GROUPS 16
+#define CQ_DELTA_CHANNELS 512
 #define CQ_DELTA_KERNEL 4
-/* Queries and keys, filled up to whole rows of all threads; values; sums of threads, twice. */
-#define CQ_DELTA_GROUPS 32
-#define CQ_DELTA_SHARED_BYTES 14336
+/* Queries and keys, filled up to whole rows of all threads; values; sums of threads, twice; weights and last tokens of channels. */
+#define CQ_DELTA_SHARED_BYTES 26624
 
 /* Where heads of tokens are: those of the first head of keys of the first token at `x`. */
 typedef struct CqLane {
@@ -411,8 +411,9 @@ typedef struct CqLane {
 
 /* Linear attention by the gated delta rule, of `tokens` tokens of each sequence, between its projections.
  *
- * Grid: (heads of values, sequences). value_dim <= CQ_DELTA_THREADS, 2 key_dim + value_dim <= CQ_DELTA_THREADS, kernel <=
- * CQ_DELTA_KERNEL, key_dim <= groups * CQ_DELTA_ROWS. */
+ * Grid: (heads of values, sequences). value_dim <= CQ_THREADS, 2 key_dim + value_dim <= CQ_DELTA_CHANNELS, kernel <=
+ * CQ_DELTA_KERNEL, key_dim <= groups * CQ_DELTA_ROWS. If it starts early, the state was there before the kernel ahead was
+ * launched. */
 typedef struct CqDeltaNet {
     CqLane q;
     CqLane k;
@@ -435,11 +436,11 @@ typedef struct CqDeltaNet {
     uint32_t key_dim;
     uint32_t value_dim;
     uint32_t kernel;      /* tokens that the convolution sees */
-    uint32_t groups;      /* threads that share a column of the state: CQ_DELTA_GROUPS or CQ_DELTA_THREADS / value_dim, what is less */
-    uint32_t settled;     /* 1: the state was there before the kernel ahead was launched */
+    uint32_t groups;      /* threads that share a column of the state: CQ_DELTA_GROUPS or CQ_THREADS / value_dim, what is less */
     uint32_t tiled;       /* 1: y has the first head of values of each head of keys, then the second of each, and so on */
     uint32_t dtype;
     float eps;            /* added to the mean square of an output */
+    uint32_t unused;
 } CqDeltaNet;
 
 /* Attention of `tokens` new tokens of each sequence, at `position` and behind, to a cache that has their keys and values.

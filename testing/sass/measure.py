@@ -21,7 +21,7 @@ COPY_BYTES = 16
 BLOCKS_OF_MULTIPROCESSOR = 2
 TILES = r"tiles_.*_c\d+"
 # Of products of many rows of x a block has all registers.
-STAYS_ALONE = r"tiles_.*_c128"
+STAYS_ALONE = r"tiles_.*_c128|delta_net(_d128)?"
 CODES = r"attend_(k\d|prompt_codes)_"
 
 

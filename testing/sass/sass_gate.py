@@ -8,7 +8,7 @@
     python3 testing/sass/sass_gate.py --explain a4_g64_m1    the opcodes of one hot loop
 
 Every kernel: no local memory, no static shared memory, no spills, no more registers than its budget; two blocks fit a
-multiprocessor, of products of many rows of x one. Every kernel that starts before the one ahead of it has finished: it waits, writes nothing before, lets
+multiprocessor, of products of many rows of x and of linear attention one. Every kernel that starts before the one ahead of it has finished: it waits, writes nothing before, lets
 the next one start only after, and where no ids have to be awaited its first weights are loaded before. Every tensor-core
 GEMV also: its hot loop loads weights 16 bytes at a time, multiplies them with HMMA, and takes no more instructions per
 weight than its budget (a regression) and its goal (what the design needs to reach the memory bandwidth of an H200);

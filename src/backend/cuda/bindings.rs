@@ -23,11 +23,11 @@ pub const CQ_ATTEND_HEADS: u32 = 8;
 pub const CQ_PROMPT_ROWS: u32 = 64;
 pub const CQ_ATTEND_SPLITS: u32 = 64;
 pub const CQ_ATTEND_UNSPLIT: u32 = 12;
-pub const CQ_DELTA_THREADS: u32 = 512;
-pub const CQ_DELTA_ROWS: u32 = 32;
+pub const CQ_DELTA_ROWS: u32 = 64;
+pub const CQ_DELTA_GROUPS: u32 = 16;
+pub const CQ_DELTA_CHANNELS: u32 = 512;
 pub const CQ_DELTA_KERNEL: u32 = 4;
-pub const CQ_DELTA_GROUPS: u32 = 32;
-pub const CQ_DELTA_SHARED_BYTES: u32 = 14336;
+pub const CQ_DELTA_SHARED_BYTES: u32 = 26624;
 pub const CQ_F16: CqDtype = 0;
 pub const CQ_BF16: CqDtype = 1;
 pub const CQ_F32: CqDtype = 2;
@@ -683,10 +683,10 @@ pub struct CqDeltaNet {
     pub value_dim: u32,
     pub kernel: u32,
     pub groups: u32,
-    pub settled: u32,
     pub tiled: u32,
     pub dtype: u32,
     pub eps: f32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -713,10 +713,10 @@ const _: () = {
     ["Offset of field: CqDeltaNet::value_dim"][::core::mem::offset_of!(CqDeltaNet, value_dim) - 172usize];
     ["Offset of field: CqDeltaNet::kernel"][::core::mem::offset_of!(CqDeltaNet, kernel) - 176usize];
     ["Offset of field: CqDeltaNet::groups"][::core::mem::offset_of!(CqDeltaNet, groups) - 180usize];
-    ["Offset of field: CqDeltaNet::settled"][::core::mem::offset_of!(CqDeltaNet, settled) - 184usize];
-    ["Offset of field: CqDeltaNet::tiled"][::core::mem::offset_of!(CqDeltaNet, tiled) - 188usize];
-    ["Offset of field: CqDeltaNet::dtype"][::core::mem::offset_of!(CqDeltaNet, dtype) - 192usize];
-    ["Offset of field: CqDeltaNet::eps"][::core::mem::offset_of!(CqDeltaNet, eps) - 196usize];
+    ["Offset of field: CqDeltaNet::tiled"][::core::mem::offset_of!(CqDeltaNet, tiled) - 184usize];
+    ["Offset of field: CqDeltaNet::dtype"][::core::mem::offset_of!(CqDeltaNet, dtype) - 188usize];
+    ["Offset of field: CqDeltaNet::eps"][::core::mem::offset_of!(CqDeltaNet, eps) - 192usize];
+    ["Offset of field: CqDeltaNet::unused"][::core::mem::offset_of!(CqDeltaNet, unused) - 196usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -1,12 +1,13 @@
 //! Linear attention by the gated delta rule, in one launch for all tokens.
 
 use super::bindings::{
-    CqDeltaNet, CqLane, CQ_DELTA_GROUPS, CQ_DELTA_KERNEL, CQ_DELTA_ROWS, CQ_DELTA_SHARED_BYTES,
-    CQ_DELTA_THREADS,
+    CqDeltaNet, CqLane, CQ_DELTA_CHANNELS, CQ_DELTA_GROUPS, CQ_DELTA_KERNEL, CQ_DELTA_ROWS,
+    CQ_DELTA_SHARED_BYTES,
 };
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Contiguous};
+use super::plan::THREADS;
 use crate::backend::{DeltaNetInputs, DeltaNetWeights};
 use crate::DeltaNetConfig;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -54,17 +55,28 @@ pub(super) struct DeltaMemory {
     pub(super) y: u64,
 }
 
+/// Elements of the heads that have a kernel of their own: those of all models that were published.
+const WHOLE_DIM: usize = 128;
+
 /// Threads that share a column of a state, if the kernel takes heads of these sizes.
 pub(super) fn groups(config: &DeltaNetConfig) -> Option<usize> {
     let DeltaNetConfig { key_dim, value_dim, kernel, .. } = *config;
-    let [threads, rows, most] =
-        [CQ_DELTA_THREADS, CQ_DELTA_ROWS, CQ_DELTA_GROUPS].map(|number| number as usize);
-    let groups = threads.checked_div(value_dim)?.min(most);
-    let fits = key_dim <= groups * rows && config.channels_of_head() <= threads;
-    (fits && kernel <= CQ_DELTA_KERNEL as usize).then_some(groups)
+    let groups = (THREADS as usize).checked_div(value_dim)?.min(CQ_DELTA_GROUPS as usize);
+    let fits = key_dim <= groups * CQ_DELTA_ROWS as usize
+        && config.channels_of_head() <= CQ_DELTA_CHANNELS as usize
+        && kernel <= CQ_DELTA_KERNEL as usize;
+    fits.then_some(groups)
 }
 
 impl DeltaCall {
+    pub(super) fn kernel(&self) -> Kernel {
+        let DeltaNetConfig { key_dim, value_dim, .. } = self.config;
+        let is_whole = (key_dim, value_dim) == (WHOLE_DIM, WHOLE_DIM);
+        // Whoever changed the state last may be the kernel ahead; but in a step each layer has a state of its own.
+        let starts_early = matches!(self.positions, Positions::OnDevice(_));
+        Kernel::DeltaNet { head_dim: is_whole.then_some(WHOLE_DIM), starts_early }
+    }
+
     pub(super) fn grid(&self) -> Grid {
         let blocks = (self.config.value_heads, self.sequences);
         Grid { blocks, shared_bytes: CQ_DELTA_SHARED_BYTES as usize }
@@ -77,7 +89,10 @@ impl DeltaCall {
         let Some(groups) = groups(&self.config) else {
             bail!("linear attention without a kernel: {:?}", self.config)
         };
+        let rows = self.sequences.saturating_mul(self.tokens);
         let lane = |(x, of_token, of_head): LaneAt| {
+            // Which the kernel counts in 32 bits.
+            u32_of("numbers of a projection", rows.saturating_mul(of_token))?;
             Ok::<_, candle_core::Error>(CqLane {
                 x: x as *const _,
                 of_token: u32_of("elements of a token", of_token)?,
@@ -112,10 +127,10 @@ impl DeltaCall {
             value_dim: u32_of("elements of a head", value_dim)?,
             kernel: u32_of("tokens of a convolution", kernel)?,
             groups: u32_of("threads of a column", groups)?,
-            settled: (positions != 0).into(),
             tiled: self.tiled.into(),
             dtype: float_dtype(self.dtype)?,
             eps: self.eps,
+            unused: 0,
         })
     }
 }
@@ -172,7 +187,8 @@ pub(crate) fn delta_net(
         };
         let memory =
             DeltaMemory { lanes, weights: [convolution, rates, gate_bias, norm], state: 0, y: y.get() };
-        numbers.inplace_op1(&Change { stream: &stream, grid: call.grid(), params: call.params(&memory)? })?;
+        let (kernel, grid) = (call.kernel(), call.grid());
+        numbers.inplace_op1(&Change { stream: &stream, kernel, grid, params: call.params(&memory)? })?;
     }
     Ok(Some(Tensor::from_storage(Storage::Cuda(output), y_shape, BackpropOp::none(), false)))
 }
@@ -180,6 +196,7 @@ pub(crate) fn delta_net(
 /// The launch, as an operation on the state.
 struct Change<'a> {
     stream: &'a Arc<CudaStream>,
+    kernel: Kernel,
     grid: Grid,
     /// Without the address of the state. All others are held until after the launch, and of the shapes that the header asks for.
     params: CqDeltaNet,
@@ -201,6 +218,6 @@ impl InplaceOp1 for Change<'_> {
         let state = address_mut(state, self.stream)?;
         let params = CqDeltaNet { state: state.get() as *mut _, ..self.params };
         // SAFETY: all addresses are those of tensors that are held until after the launch; shapes were checked by the caller.
-        unsafe { launch(self.stream, Kernel::DeltaNet, self.grid, &params) }
+        unsafe { launch(self.stream, self.kernel, self.grid, &params) }
     }
 }

@@ -1,6 +1,6 @@
 //! The kernels of `cuda/` by name.
 
-use super::bindings::{CQ_ATTEND_THREADS, CQ_DELTA_THREADS, CQ_THREADS};
+use super::bindings::{CQ_ATTEND_THREADS, CQ_THREADS};
 use super::formats::{GemvKernels, TileKernels};
 use crate::KvFormat;
 use std::fmt;
@@ -62,8 +62,12 @@ pub(super) enum Kernel {
     AppendCodes {
         head_dim: usize,
     },
-    /// Linear attention by the gated delta rule.
-    DeltaNet,
+    /// Linear attention by the gated delta rule. It starts early, if so, with a state that was complete before the kernel ahead was
+    /// launched. For heads of keys and of values with so many elements, or for those that only the launch knows.
+    DeltaNet {
+        head_dim: Option<usize>,
+        starts_early: bool,
+    },
     Dequantize(&'static str),
     Quantize(&'static str),
     FillBias,
@@ -100,7 +104,7 @@ impl Kernel {
             Self::AttendCodes { .. } => "attend_codes",
             Self::AttendPrompt { .. } => "attend_prompt",
             Self::AttendPromptCodes { .. } | Self::AppendCodes { .. } => "attend_prompt_codes",
-            Self::DeltaNet => "delta_net",
+            Self::DeltaNet { .. } => "delta_net",
             Self::Dequantize(_) => "dequantize",
             Self::Quantize(_) => "quantize",
             Self::FillBias => "fill_bias",
@@ -113,10 +117,10 @@ impl Kernel {
 
     /// Threads of a block.
     pub(super) fn threads(self) -> u32 {
-        match self {
-            Self::DeltaNet => CQ_DELTA_THREADS,
-            of_attention if of_attention.is_of_attention() => CQ_ATTEND_THREADS,
-            _ => CQ_THREADS,
+        if self.is_of_attention() {
+            CQ_ATTEND_THREADS
+        } else {
+            CQ_THREADS
         }
     }
 
@@ -134,7 +138,7 @@ impl Kernel {
 
     /// Whether a block may have all shared memory of a multiprocessor, if need be.
     pub(super) fn may_stay_alone(self) -> bool {
-        matches!(self, Self::Tiles { .. }) || self.is_of_attention()
+        matches!(self, Self::Tiles { .. } | Self::DeltaNet { .. }) || self.is_of_attention()
     }
 
     /// Whether it may start before the kernel ahead of it in the stream has finished, for which it
@@ -146,7 +150,8 @@ impl Kernel {
             Self::Route | Self::Dense { .. } | Self::Embed => true,
             Self::Attend { .. } | Self::AttendF32 | Self::AttendCodes { .. } => true,
             Self::AttendPrompt { .. } | Self::AttendPromptCodes { .. } | Self::AppendCodes { .. } => true,
-            Self::DeltaNet | Self::Norm | Self::Order | Self::Elementwise => true,
+            Self::DeltaNet { starts_early, .. } => starts_early,
+            Self::Norm | Self::Order | Self::Elementwise => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
     }
@@ -177,7 +182,8 @@ impl fmt::Display for Kernel {
             }
             Self::AttendPromptCodes { head_dim } => write!(f, "attend_prompt_codes_d{head_dim}"),
             Self::AppendCodes { head_dim } => write!(f, "append_codes_d{head_dim}"),
-            Self::DeltaNet => f.write_str("delta_net"),
+            Self::DeltaNet { head_dim: None, .. } => f.write_str("delta_net"),
+            Self::DeltaNet { head_dim: Some(head_dim), .. } => write!(f, "delta_net_d{head_dim}"),
             Self::WeightedSum => f.write_str("experts_sum"),
             Self::Route => f.write_str("route"),
             Self::Dequantize(format) => write!(f, "dequantize_{format}"),
@@ -217,8 +223,8 @@ impl fmt::Display for TileKernels {
 mod tests {
     use super::super::attend;
     use super::super::bindings::{
-        CQ_MOST_ROUTED_EXPERTS, CQ_NORM_SHARED_BYTES, CQ_QUANTIZE_SHARED_BYTES, CQ_SAMPLE_SHARED_BYTES,
-        CQ_SIMT_SHARED_BYTES,
+        CQ_DELTA_SHARED_BYTES, CQ_MOST_ROUTED_EXPERTS, CQ_NORM_SHARED_BYTES, CQ_QUANTIZE_SHARED_BYTES,
+        CQ_SAMPLE_SHARED_BYTES, CQ_SIMT_SHARED_BYTES,
     };
     use super::super::formats::FormatKernels;
     use super::super::gemv::{ExpertGemv, Gemv, GemvShape, Outputs};
@@ -244,6 +250,8 @@ mod tests {
         let mut kernels = vec![Kernel::SortPairs, Kernel::WeightedSum, Kernel::FillBias, Kernel::Absmax];
         kernels.extend([Kernel::AttendF32, Kernel::Norm, Kernel::Order, Kernel::Elementwise, Kernel::Route]);
         kernels.extend([Kernel::Embed, Kernel::TilesX]);
+        let sizes = [None, Some(128)];
+        kernels.extend(sizes.map(|head_dim| Kernel::DeltaNet { head_dim, starts_early: true }));
         kernels.extend(plan::DENSE_ROWS_OF_X.map(|rows| Kernel::Dense { rows }));
         let halves = [false, true];
         for (head_dim, bf16) in DeviceKvCache::KERNEL_HEAD_DIMS
@@ -339,6 +347,7 @@ mod tests {
             Kernel::Sample(_) => CQ_SAMPLE_SHARED_BYTES as usize,
             Kernel::Norm | Kernel::Order | Kernel::TilesX => CQ_NORM_SHARED_BYTES as usize,
             Kernel::Dense { rows } => plan::dense_shared_bytes(rows),
+            Kernel::DeltaNet { .. } => CQ_DELTA_SHARED_BYTES as usize,
             Kernel::Route => plan::route_shared_bytes(CQ_MOST_ROUTED_EXPERTS as usize),
             Kernel::WeightedSum | Kernel::Dequantize(_) | Kernel::FillBias | Kernel::Absmax => 0,
             Kernel::Elementwise | Kernel::Embed => 0,

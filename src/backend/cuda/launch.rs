@@ -40,7 +40,7 @@ params! {
     CqAttend => Kernel::Attend { .. } | Kernel::AttendF32 | Kernel::AttendCodes { .. },
     CqAttendPrompt => Kernel::AttendPrompt { .. } | Kernel::AttendPromptCodes { .. },
     CqAppend => Kernel::AppendCodes { .. },
-    CqDeltaNet => Kernel::DeltaNet,
+    CqDeltaNet => Kernel::DeltaNet { .. },
     CqDequantize => Kernel::Dequantize(_),
     CqQuantize => Kernel::Quantize(_),
     CqFillBias => Kernel::FillBias,

@@ -1,7 +1,6 @@
 //! Linear attention in a step.
 
 use super::super::delta_net::{groups, DeltaCall, DeltaMemory, Positions};
-use super::super::kernel::Kernel;
 use super::super::memory::Locked;
 use super::builder::{Builder, Places};
 use super::LaunchParams;
@@ -46,7 +45,7 @@ impl Builder<'_> {
             state,
             y: places.attended,
         };
-        self.push(Kernel::DeltaNet, call.grid(), LaunchParams::DeltaNet(call.params(&memory)?));
+        self.push(call.kernel(), call.grid(), LaunchParams::DeltaNet(call.params(&memory)?));
         Ok(())
     }
 }
