@@ -13,7 +13,7 @@ use candle_quant::step::{
     StepToken,
 };
 use candle_quant::{
-    DeltaNetConfig, DeltaNetState, DeviceKvCache, Embedding, Error, KvCache, KvCacheConfig, Linear,
+    DeltaNetConfig, DeltaNetState, DeviceKvCache, Embedding, Error, KvCache, KvCacheConfig, KvFormat, Linear,
     QuantFormat,
 };
 
@@ -186,7 +186,7 @@ fn id(position: usize, sequence: usize) -> u32 {
     ((position * 37 + sequence * 31 + 5) % VOCABULARY) as u32
 }
 
-/// Sequences of which one begins late, one pauses and then begins anew; captured, one by one, and on the CPU.
+/// Sequences of which one begins late, one pauses, goes on and begins anew; captured, one by one, and on the CPU.
 #[test]
 fn plans_compute_what_the_cpu_does() {
     let Some(device) = device() else { return };
@@ -216,7 +216,7 @@ fn plans_compute_what_the_cpu_does() {
                 assert!(all.into_iter().all(|state| state.truncate(2, 0)));
                 lens[2] = 0;
             }
-            let active = [true, number >= 2, !(3..6).contains(&number)];
+            let active = [true, number >= 2, !(2..4).contains(&number)];
             let ids: Vec<_> = (0..3).map(|sequence| id(number, sequence)).collect();
             let there = Tensor::new(ids.as_slice(), &device).unwrap();
             let before: Vec<_> = states.iter().map(|state| format!("{state:?}")).collect();
@@ -251,6 +251,35 @@ fn plans_compute_what_the_cpu_does() {
             logits.collect::<Vec<_>>()
         });
         assert!(captured == one_by_one, "{kind:?} {dtype:?}");
+    }
+}
+
+/// Kernels of their own for caches of codes, and for activations of f32, have gates.
+#[test]
+fn caches_of_codes() {
+    let Some(device) = device() else { return };
+    let _captures = captures();
+    let cpu = plan(Kind::Apart, &Device::Cpu, DType::F32).0;
+    for (format, dtype, limit) in [
+        (KvFormat::Affine8, DType::F32, 1e-3),
+        (KvFormat::Affine8, DType::BF16, 5e-2),
+        (KvFormat::Affine4, DType::BF16, 8e-2),
+    ] {
+        let (planned, sizes) = plan(Kind::Apart, &device, dtype);
+        let config = KvCacheConfig { keys: format, values: format, ..KvCacheConfig::new(2, HEAD_DIM) };
+        let (mut keys, mut on_cpu) = (DeviceKvCache::new(config).unwrap(), KvCache::new(config).unwrap());
+        let [mut states, mut states_on_cpu] = [&device, &Device::Cpu]
+            .map(|device| [(); 2].map(|()| DeltaNetState::new(sizes, device).unwrap()));
+        let mut step = planned.on_device(1, dtype).unwrap();
+        for position in 0..5 {
+            let token = StepToken { id: id(position, 0), sequence: 0, position };
+            let ids = Tensor::new(&[token.id], &device).unwrap();
+            let found = step.run(&ids, StepCaches::new([&mut keys], &mut states)).unwrap();
+            let caches = StepCaches::new([&mut on_cpu], &mut states_on_cpu);
+            let expected = cpu.run(&[token], caches, &[0]).unwrap();
+            let error = relative_error(&flat(&found), &wide(&expected));
+            assert!(error < limit, "{format} {dtype:?}, position {position}: {error:.2e}");
+        }
     }
 }
 

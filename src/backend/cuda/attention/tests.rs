@@ -43,6 +43,7 @@ fn case(dtype: DType, head_dim: usize, positions: &[u32]) -> Case {
         pairs: head_dim / 2,
         interleaved: false,
         grows: false,
+        has_gate: false,
     }
 }
 
@@ -53,7 +54,8 @@ fn one_launch_serves_every_position() {
     for dtype in DTYPES {
         let windows = [(None, false), (Some(40), false), (Some(150), false), (Some(48), true)];
         for (window, is_chunked) in windows.into_iter().take(if dtype == DType::BF16 { 1 } else { 4 }) {
-            let mut run = Run::new(Case { window, is_chunked, ..case(dtype, 64, &[0]) }, &device);
+            let has_gate = window == Some(150);
+            let mut run = Run::new(Case { window, is_chunked, has_gate, ..case(dtype, 64, &[0]) }, &device);
             let around = window.map_or(31, |window| window as u32);
             for position in
                 [0, 1, 15, 16, 63, 64, 65, 127, 128, 191, 193, around - 1, around, around + 1, 255]
@@ -116,7 +118,12 @@ fn heads_are_normalized_and_turned() {
             let cases = [
                 Case { norm: Norm::None, interleaved: true, grows: true, ..base.clone() },
                 Case { norm: Norm::None, pairs: 0, ..base.clone() },
-                Case { norm: Norm::Rms { of_each_head: true }, pairs: half / 2, ..base.clone() },
+                Case {
+                    norm: Norm::Rms { of_each_head: true },
+                    pairs: half / 2,
+                    has_gate: true,
+                    ..base.clone()
+                },
                 Case {
                     norm: Norm::Rms { of_each_head: false },
                     turns_first: true,
@@ -136,7 +143,14 @@ fn heads_are_normalized_and_turned() {
                     ..base.clone()
                 },
                 Case { norm: Norm::Layer { of_each_head: false }, pairs: 0, grows: true, ..base.clone() },
-                Case { norm: Norm::PlainKeys, turns_first: true, pairs: 5, heads: 18, ..base },
+                Case {
+                    norm: Norm::PlainKeys,
+                    turns_first: true,
+                    pairs: 5,
+                    heads: 18,
+                    has_gate: true,
+                    ..base
+                },
             ];
             for (number, case) in cases.into_iter().enumerate() {
                 // All of them with heads of one size, the others with every other size.
@@ -171,6 +185,7 @@ fn what_does_not_fit_is_refused() {
         is_chunked: false,
         scale: 1.,
         softcap: None,
+        has_gate: false,
         q_norm: None,
         k_norm: None,
         turns_first: false,

@@ -21,6 +21,8 @@ pub(super) struct Case {
     pub(super) pairs: usize,
     pub(super) interleaved: bool,
     pub(super) grows: bool,
+    /// Whether each query has a gate behind it.
+    pub(super) has_gate: bool,
 }
 
 /// Of queries and keys, with other numbers.

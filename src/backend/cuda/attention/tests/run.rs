@@ -87,7 +87,8 @@ impl Run {
             let numbers: Vec<f32> = numbers.into_iter().map(|x| rounded(f64::from(x), dtype)).collect();
             (numbers, address(&tensor))
         };
-        let (q, q_at) = given(sequences * heads * head_dim, 61);
+        let per_query = if case.has_gate { 2 * head_dim } else { head_dim };
+        let (q, q_at) = given(sequences * heads * per_query, 61);
         let (k, k_at) = given(sequences * kv_heads * head_dim, 62);
         let (v, v_at) = given(sequences * kv_heads * head_dim, 63);
         let cache_rows = 3 * GUARD + 2 * sequences * kv_heads * capacity;
@@ -107,6 +108,7 @@ impl Run {
             is_chunked: case.is_chunked,
             scale: case.scale(),
             softcap: None,
+            has_gate: case.has_gate,
             q_norm: norm(Of::Queries),
             k_norm: norm(Of::Keys),
             turns_first: case.turns_first,
@@ -219,8 +221,10 @@ impl Run {
             }
             found.extend(y.iter().map(|y| f32::from_bits(*y)));
             let position = position as usize;
+            let gates = if self.case.has_gate { 2 } else { 1 };
             let placed = |of, all: &[f32], heads: usize, head: usize| {
-                let row = &all[(sequence * heads + head) * head_dim..][..head_dim];
+                let stride = if of == Of::Queries { gates } else { 1 };
+                let row = &all[(sequence * heads + head) * stride * head_dim..][..head_dim];
                 self.case.placed(of, &self.tables, head, position, row)
             };
             for kv_head in 0..kv_heads {
@@ -259,7 +263,13 @@ impl Run {
                 for head in kv_head * group..(kv_head + 1) * group {
                     let query = placed(Of::Queries, &self.q, heads, head);
                     let query: Vec<f64> = query.iter().map(|q| f64::from(rounded(*q, dtype))).collect();
-                    expected.extend(self.case.attended(&query, &seen[0], &seen[1]));
+                    let gate = &self.q[((sequence * heads + head) * gates + gates - 1) * head_dim..];
+                    let through = |(y, gate): (f64, &f32)| match self.case.has_gate {
+                        true => y / (1. + (-f64::from(*gate)).exp()),
+                        false => y,
+                    };
+                    let seen = self.case.attended(&query, &seen[0], &seen[1]);
+                    expected.extend(seen.into_iter().zip(gate).map(through));
                 }
             }
         }
