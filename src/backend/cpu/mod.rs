@@ -10,7 +10,7 @@
 //!   AVX2, too.
 //!
 //! * `attention/`: attention to a KV cache; on `isa`.
-//! * `gated_delta`: linear attention; plain loops.
+//! * `gated_delta`: the rule of linear attention; plain loops.
 //! * `sample/`: tokens from logits; plain loops.
 //! * `step/`: the nodes of a whole decoder, by a team of threads (`team`) or one after another; on `dispatch` and `attention`.
 //!

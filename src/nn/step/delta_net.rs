@@ -31,6 +31,41 @@ pub enum DeltaNetProjections<'a> {
 }
 
 /// A block of linear attention: [`ops::gated_delta_net`](crate::ops::gated_delta_net) between its projections.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::ops::DeltaNetWeights;
+/// use candle_quant::step::{DeltaNetBlock, DeltaNetProjections, HeadBlock, StepBuilder, StepCaches, StepToken};
+/// use candle_quant::{DeltaNetConfig, DeltaNetState, Embedding, Linear, QuantFormat, QuantTensor, RmsNorm};
+///
+/// # fn main() -> candle_quant::Result<()> {
+/// let random = |dims: &[usize]| Tensor::randn(0f32, 0.1, dims, &Device::Cpu);
+/// let packed = |rows| QuantTensor::quantize(&random(&[rows, 64])?, QuantFormat::MXFP4);
+/// let linear = |rows| Ok::<_, candle_quant::Error>(Linear::new(packed(rows)?, None));
+/// // Four heads of values on two of keys.
+/// let config = DeltaNetConfig { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 16, kernel: 4 };
+/// let (qkv, out) = (linear(2 * 64 + 64)?, linear(64)?);
+/// let [z, a, b] = [linear(64)?, linear(4)?, linear(4)?];
+/// let weights = DeltaNetWeights {
+///     convolution: &random(&[4, config.channels()])?,
+///     rates: &random(&[4])?.exp()?.neg()?,
+///     gate_bias: &random(&[4])?,
+///     norm: &Tensor::ones(16, DType::F32, &Device::Cpu)?,
+///     eps: 1e-6,
+/// };
+/// let table = Embedding::from_quant(packed(32)?, DType::F32)?;
+/// let mut plan = StepBuilder::new(&table, 1.)?;
+/// plan.delta_net(DeltaNetBlock::new(config, DeltaNetProjections::apart(&qkv, [&z, &a, &b]), weights, &out))?;
+/// let norm = RmsNorm::new(Tensor::ones(64, DType::F32, &Device::Cpu)?, 1e-6);
+/// let plan = plan.head(HeadBlock::new(&norm, &table.as_linear()))?;
+///
+/// let mut states = [DeltaNetState::new(config, &Device::Cpu)?];
+/// let token = |id, position| StepToken { id, sequence: 0, position };
+/// let logits = plan.run(&[token(1, 0), token(2, 1)], StepCaches::new([], &mut states), &[1])?;
+/// assert_eq!((logits.dims(), states[0].len(0)), (&[1, 32][..], 2));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaNetBlock<'a> {
     /// Of the block's input.

@@ -82,27 +82,32 @@ pub(super) fn mix(
     // What the convolution sees, then what becomes of it.
     let mut all = std::mem::take(&mut state.seen);
     all.append(&mut inputs.x);
-    let (tokens, mut out) = (inputs.decay.len(), vec![0.; inputs.gate.len()]);
-    let (mut x, mut sum, mut room) = (vec![0.; size], vec![0.; value_dim], vec![0.; value_dim]);
+    let tokens = inputs.decay.len();
+    let mut mixed = vec![0.; tokens * size];
+    for (token, x) in mixed.chunks_exact_mut(size).enumerate() {
+        convolve(net, head, all.get(token * size..).unwrap_or_default(), x);
+    }
+    // The last tokens are what the next ones see.
+    all.drain(..tokens * size);
+    state.seen = all;
+    activate(Activation::Silu, &mut mixed, None);
     activate(Activation::Silu, &mut inputs.gate, None);
+    let decays = inputs.decay.iter().map(|decay| (rate * softplus(decay + bias)).exp());
+    let (mut out, mut sum, mut room) =
+        (vec![0.; inputs.gate.len()], vec![0.; value_dim], vec![0.; value_dim]);
     let rows = out.chunks_exact_mut(value_dim).zip(inputs.gate.chunks_exact(value_dim));
-    for ((token, (out, gate)), (decay, beta)) in rows.enumerate().zip(inputs.decay.iter().zip(&inputs.beta)) {
-        convolve(net, head, all.get(token * size..).unwrap_or_default(), &mut x);
-        activate(Activation::Silu, &mut x, None);
+    let of_tokens = mixed.chunks_exact_mut(size).zip(decays.zip(&inputs.beta));
+    for ((out, gate), (x, (decay, beta))) in rows.zip(of_tokens) {
         let (q, rest) = x.split_at_mut(key_dim);
         let (k, v) = rest.split_at_mut(key_dim);
         to_length(q, 1. / (key_dim as f32).sqrt());
         to_length(k, 1.);
-        let decay = (rate * softplus(decay + bias)).exp();
         sum.fill(0.);
         let token = DeltaToken { q, k, v, decay, beta: sigmoid(*beta) };
         change(&mut state.matrix, token, &mut room, &mut sum);
         Moments::new(&net.norm, &sum).apply(&net.norm, 0, &sum, out);
         out.iter_mut().zip(gate).for_each(|(out, gate)| *out *= gate);
     }
-    // The last tokens are what the next ones see.
-    all.drain(..tokens * size);
-    state.seen = all;
     out
 }
 
