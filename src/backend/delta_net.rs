@@ -5,7 +5,7 @@ mod tests;
 
 use super::gated_delta::gated_delta;
 use super::step::{DeltaLanes, DeltaNet, Lane, Norm};
-use super::{cpu, unsupported_dtype};
+use super::{cpu, cuda, unsupported_dtype};
 use crate::{DeltaNetConfig, DeltaNetState, Error, Result};
 use candle_core::{DType, Device, Tensor, D};
 
@@ -39,6 +39,20 @@ pub struct DeltaNetWeights<'a> {
     pub norm: &'a Tensor,
     /// Added to the mean square.
     pub eps: f64,
+}
+
+impl<'a> DeltaNetInputs<'a> {
+    fn all(self) -> [&'a Tensor; 6] {
+        let Self { q, k, v, gate, decay, beta } = self;
+        [q, k, v, gate, decay, beta]
+    }
+}
+
+impl<'a> DeltaNetWeights<'a> {
+    fn all(self) -> ([&'a Tensor; 4], f64) {
+        let Self { convolution, rates, gate_bias, norm, eps } = self;
+        ([convolution, rates, gate_bias, norm], eps)
+    }
 }
 
 /// Linear attention by the gated delta rule, as the layers of Qwen3-Next and Qwen3.5 have it (`Qwen3NextGatedDeltaNet` of
@@ -90,8 +104,7 @@ pub fn gated_delta_net(
     state: &mut DeltaNetState,
 ) -> Result<Tensor> {
     let (batch, tokens) = check(inputs, weights, state)?;
-    let DeltaNetInputs { q, k, v, gate, decay, beta } = inputs;
-    let is_tracked = [q, k, v, gate, decay, beta].into_iter().any(Tensor::track_op);
+    let is_tracked = inputs.all().into_iter().any(Tensor::track_op);
     let y = match state.device().is_cpu() && !is_tracked {
         true => on_cpu(inputs, weights, state, (batch, tokens))?,
         false => {
@@ -102,7 +115,7 @@ pub fn gated_delta_net(
             let begins = state.is_empty();
             let by_kernel = match is_tracked {
                 true => None,
-                false => super::cuda::delta_net(inputs, weights, state.config(), (&numbers, begins))?,
+                false => cuda::delta_net(inputs.all(), weights.all(), state.config(), (&numbers, begins))?,
             };
             match by_kernel {
                 Some(y) => y,
@@ -118,7 +131,7 @@ pub fn gated_delta_net(
         }
     };
     (0..batch).for_each(|sequence| state.extend(sequence, tokens));
-    Ok(y.to_dtype(v.dtype())?)
+    Ok(y.to_dtype(inputs.v.dtype())?)
 }
 
 /// Checks devices, dtypes and shapes; how many texts there are, and tokens of each.
@@ -171,7 +184,6 @@ fn on_cpu(
     (batch, tokens): (usize, usize),
 ) -> Result<Tensor> {
     let config = *state.config();
-    let DeltaNetInputs { q, k, v, gate, decay, beta } = inputs;
     let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = config;
     let values = value_heads / key_heads * value_dim;
     let lane = |projection, stride| Lane { projection, width: key_heads * stride, start: 0, stride };
@@ -197,8 +209,7 @@ fn on_cpu(
         tiled: false,
         layer: 0,
     };
-    let projected = [q, k, v, gate, decay, beta].map(numbers);
-    let projected = projected.into_iter().collect::<candle_core::Result<Vec<_>>>()?;
+    let projected = inputs.all().map(numbers).into_iter().collect::<candle_core::Result<Vec<_>>>()?;
     state.make_room(batch);
     let y = cpu::step::mix_all(&net, state, (batch, tokens), &projected);
     Ok(Tensor::from_vec(y, (batch, tokens, net.width()), &Device::Cpu)?)

@@ -2,9 +2,7 @@
 
 use super::sample::{Choice, Draw};
 use super::step::{GraphMode, Plan, StepMemory};
-use super::{
-    ChosenExperts, DeltaNetInputs, DeltaNetWeights, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts,
-};
+use super::{ChosenExperts, Epilogue, NewToken, NewTokens, NormOfX, Operand, Parts};
 use crate::tensor::{CachePlace, DeviceRows};
 use crate::{DeltaNetConfig, DeviceKvCache, Error, KvFormat, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Tensor};
@@ -61,8 +59,8 @@ pub(super) fn matmul_backward(_: &QuantTensor, _: &CudaStorage, _: &Layout) -> R
 }
 
 pub(super) fn delta_net(
-    _: DeltaNetInputs,
-    _: DeltaNetWeights,
+    _: [&Tensor; 6],
+    _: ([&Tensor; 4], f64),
     _: &DeltaNetConfig,
     _: (&Tensor, bool),
 ) -> Result<Option<Tensor>> {

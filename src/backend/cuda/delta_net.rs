@@ -8,7 +8,6 @@ use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Contiguous};
 use super::plan::THREADS;
-use crate::backend::{DeltaNetInputs, DeltaNetWeights};
 use crate::DeltaNetConfig;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;
@@ -136,10 +135,11 @@ impl DeltaCall {
 }
 
 /// `[B, T, value_heads * value_dim]`, what the tokens give, whose state `numbers` are behind them then. None, with nothing changed,
-/// if there is no kernel for it. `begins`: no sequence has tokens so far, whatever the state is.
+/// if there is no kernel for it. `begins`: no sequence has tokens so far, whatever the state is. Inputs are queries, keys, values, gates,
+/// decays and betas; weights those of the convolution, rates, bias of gates, norm.
 pub(crate) fn delta_net(
-    inputs: DeltaNetInputs,
-    weights: DeltaNetWeights,
+    inputs: [&Tensor; 6],
+    (weights, eps): ([&Tensor; 4], f64),
     config: &DeltaNetConfig,
     (numbers, begins): (&Tensor, bool),
 ) -> Result<Option<Tensor>> {
@@ -147,12 +147,11 @@ pub(crate) fn delta_net(
     if groups(config).is_none() {
         return Ok(None);
     }
-    let DeltaNetInputs { q, k, v, gate, decay, beta } = inputs;
-    let DeltaNetWeights { convolution, rates, gate_bias, norm, eps } = weights;
+    let [_, _, v, ..] = inputs;
     let (batch, tokens, dtype) = (v.dim(0)?, v.dim(1)?, v.dtype());
     let stream = device.cuda_stream();
-    let lanes = [q, k, v, gate, decay, beta].into_iter().map(|x| x.to_dtype(dtype));
-    let wide = [convolution, rates, gate_bias, norm].into_iter().map(|x| x.to_dtype(DType::F32));
+    let lanes = inputs.into_iter().map(|x| x.to_dtype(dtype));
+    let wide = weights.into_iter().map(|x| x.to_dtype(DType::F32));
     let operands = lanes.chain(wide).collect::<Result<Vec<_>>>()?;
     let operands = operands.iter().map(|x| Contiguous::new(x, &stream)).collect::<Result<Vec<_>>>()?;
     let views = operands.iter().map(Contiguous::view).collect::<Result<Vec<_>>>()?;
