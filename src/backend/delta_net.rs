@@ -49,6 +49,15 @@ impl<'a> DeltaNetInputs<'a> {
 }
 
 impl<'a> DeltaNetWeights<'a> {
+    /// Checks devices, dtypes and shapes.
+    pub(crate) fn check(&self, config: &DeltaNetConfig, device: &Device) -> Result<()> {
+        let &DeltaNetConfig { value_heads, value_dim, kernel, .. } = config;
+        check_tensor("the convolution", self.convolution, &[kernel, config.channels()], device)?;
+        check_tensor("rates", self.rates, &[value_heads], device)?;
+        check_tensor("the bias of gates", self.gate_bias, &[value_heads], device)?;
+        check_tensor("the norm", self.norm, &[value_dim], device)
+    }
+
     fn all(self) -> ([&'a Tensor; 4], f64) {
         let Self { convolution, rates, gate_bias, norm, eps } = self;
         ([convolution, rates, gate_bias, norm], eps)
@@ -61,8 +70,8 @@ impl<'a> DeltaNetWeights<'a> {
 /// it; each head's output is normalized, and multiplied by `silu(gate)`.
 ///
 /// Tokens go on where the state is, which is that of the tokens behind them then. The result is `[B, T, value_heads * value_dim]` of
-/// the dtype of `v`; everything in between is f32. The number of threads does not matter. Gradients flow to all inputs, but not into
-/// tokens before.
+/// the dtype of `v`; everything in between is f32. The number of threads does not matter. Gradients flow to all inputs and weights, but not
+/// into tokens before.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -104,7 +113,7 @@ pub fn gated_delta_net(
     state: &mut DeltaNetState,
 ) -> Result<Tensor> {
     let (batch, tokens) = check(inputs, weights, state)?;
-    let is_tracked = inputs.all().into_iter().any(Tensor::track_op);
+    let is_tracked = inputs.all().into_iter().chain(weights.all().0).any(Tensor::track_op);
     let y = match state.device().is_cpu() && !is_tracked {
         true => on_cpu(inputs, weights, state, (batch, tokens))?,
         false => {
@@ -136,7 +145,7 @@ pub fn gated_delta_net(
 
 /// Checks devices, dtypes and shapes; how many texts there are, and tokens of each.
 fn check(inputs: DeltaNetInputs, weights: DeltaNetWeights, state: &DeltaNetState) -> Result<(usize, usize)> {
-    let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, kernel } = *state.config();
+    let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = *state.config();
     let DeltaNetInputs { q, k, v, gate, decay, beta } = inputs;
     let (batch, tokens) = match *q.dims() {
         [batch, tokens, _, _] if batch > 0 && tokens > 0 => (batch, tokens),
@@ -146,7 +155,6 @@ fn check(inputs: DeltaNetInputs, weights: DeltaNetWeights, state: &DeltaNetState
         }
     };
     state.check_batch(batch)?;
-    let channels = state.config().channels();
     for (name, tensor, expected) in [
         ("queries", q, &[batch, tokens, key_heads, key_dim][..]),
         ("keys", k, &[batch, tokens, key_heads, key_dim]),
@@ -154,23 +162,25 @@ fn check(inputs: DeltaNetInputs, weights: DeltaNetWeights, state: &DeltaNetState
         ("gates", gate, &[batch, tokens, value_heads, value_dim]),
         ("decays", decay, &[batch, tokens, value_heads]),
         ("betas", beta, &[batch, tokens, value_heads]),
-        ("the convolution", weights.convolution, &[kernel, channels]),
-        ("rates", weights.rates, &[value_heads]),
-        ("the bias of gates", weights.gate_bias, &[value_heads]),
-        ("the norm", weights.norm, &[value_dim]),
     ] {
-        if tensor.dims() != expected {
-            return Err(Error::mismatch(name, format!("{expected:?}"), format!("{:?}", tensor.dims())));
-        }
-        if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {
-            return Err(unsupported_dtype("linear attention", tensor.dtype()).into());
-        }
-        if !tensor.device().same_device(state.device()) {
-            let expected = format!("on {:?}, where the state is", state.device().location());
-            return Err(Error::mismatch(name, expected, format!("on {:?}", tensor.device().location())));
-        }
+        check_tensor(name, tensor, expected, state.device())?;
     }
+    weights.check(state.config(), state.device())?;
     Ok((batch, tokens))
+}
+
+fn check_tensor(name: &str, tensor: &Tensor, expected: &[usize], device: &Device) -> Result<()> {
+    if tensor.dims() != expected {
+        return Err(Error::mismatch(name, format!("{expected:?}"), format!("{:?}", tensor.dims())));
+    }
+    if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {
+        return Err(unsupported_dtype("linear attention", tensor.dtype()).into());
+    }
+    if !tensor.device().same_device(device) {
+        let expected = format!("on {:?}", device.location());
+        return Err(Error::mismatch(name, expected, format!("on {:?}", tensor.device().location())));
+    }
+    Ok(())
 }
 
 fn numbers(x: &Tensor) -> candle_core::Result<Vec<f32>> {
@@ -217,7 +227,8 @@ fn on_cpu(
 
 /// Zeros where texts begin, while others go on.
 fn begin(numbers: &Tensor, lens: &[usize]) -> Result<()> {
-    for (sequence, _) in lens.iter().enumerate().filter(|(_, len)| **len == 0) {
+    let texts = numbers.dim(0)?;
+    for (sequence, _) in lens.iter().enumerate().take(texts).filter(|(_, len)| **len == 0) {
         numbers.slice_set(&numbers.narrow(0, sequence, 1)?.zeros_like()?, 0, sequence)?;
     }
     Ok(())

@@ -191,20 +191,34 @@ impl DeltaNetState {
         }
     }
 
+    /// Forgets all tokens of a sequence.
+    pub(crate) fn forget(&mut self, sequence: usize) {
+        if let Some(len) = self.lens.get_mut(sequence) {
+            *len = 0;
+        }
+    }
+
     /// Bytes of what is allocated.
     pub fn size_in_bytes(&self) -> u64 {
-        let sequences = match &self.memory {
-            Memory::OnCpu(heads) => heads.len() / self.config.value_heads.max(1),
-            Memory::OnDevice(_, None) => 0,
-            Memory::OnDevice(_, Some(rows)) => rows.dims().first().copied().unwrap_or_default(),
+        let numbers = match &self.memory {
+            Memory::OnCpu(heads) => {
+                let of_head = |head: &Mutex<DeltaHead>| {
+                    let head = head.lock().unwrap_or_else(PoisonError::into_inner);
+                    head.seen.capacity() + head.matrix.capacity()
+                };
+                heads.iter().map(of_head).sum()
+            }
+            Memory::OnDevice(_, numbers) => numbers.as_ref().map_or(0, Tensor::elem_count),
         };
-        self.config.size_in_bytes().saturating_mul(sequences as u64)
+        numbers as u64 * size_of::<f32>() as u64
     }
 
     /// Whether a batch may go on: it has as many texts as the state, unless that is empty.
     pub(crate) fn check_batch(&self, batch: usize) -> Result<()> {
-        let texts = self.sequences();
-        if texts > 0 && texts != batch {
+        // Those at the end may be without tokens; on a device there is memory for them, too.
+        let texts = self.lens.len();
+        let fits = texts == batch || matches!(self.memory, Memory::OnCpu(_)) && self.sequences() == batch;
+        if !self.is_empty() && !fits {
             let expected = format!("{texts} texts, as in the state");
             return Err(Error::mismatch("batch", expected, batch.to_string()));
         }
@@ -251,10 +265,11 @@ impl DeltaNetState {
     /// The numbers of so many sequences, `[sequences, value_heads, matrix and what the convolution sees]`: on the CPU a copy, on a
     /// device those that kernels change. What belongs to texts without tokens means nothing.
     pub(crate) fn numbers(&mut self, sequences: usize) -> Result<Tensor> {
-        self.make_room(sequences);
-        self.lens.resize(sequences.max(self.lens.len()), 0);
         let (heads, size, matrix) =
             (self.config.value_heads, self.config.numbers_of_head(), self.config.matrix());
+        self.check_batch(sequences)?;
+        self.make_room(sequences);
+        self.lens.resize(sequences.max(self.lens.len()), 0);
         if let Memory::OnDevice(device, numbers) = &mut self.memory {
             let there = numbers.as_ref().filter(|numbers| numbers.dims().first() == Some(&sequences));
             return match there {

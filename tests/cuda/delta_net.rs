@@ -101,21 +101,54 @@ fn the_operation_is_that_of_the_cpu() {
     }
 }
 
-/// Of one text that begins while another goes on.
+/// Of one text, the first or the last, that begins while another goes on.
 #[test]
 fn texts_begin_by_themselves() {
     let Some(device) = device() else { return };
     let sizes = config(SIZES[1]);
-    let weights = weights(sizes).map(|x| x.to_device(&device).unwrap());
-    let all = inputs(sizes, 2, 4).map(|x| x.to_device(&device).unwrap());
-    let mut state = DeltaNetState::new(sizes, &device).unwrap();
-    let expected = run(&all, &weights, &mut state);
-    let part = |from: usize| all.each_ref().map(|x| x.narrow(1, from, 2).unwrap().contiguous().unwrap());
-    assert!(state.truncate(0, 0) && !state.truncate(1, 2));
-    let begins = run(&part(0), &weights, &mut state);
-    assert_eq!(state.lens(), [2, 6]);
-    let [found, expected] = [begins, expected.narrow(1, 0, 2).unwrap()].map(|y| y.get(0).unwrap());
-    assert!(relative_error(&flat(&found), &wide(&expected)) < 1e-6);
+    for (device, begins) in [(&device, 0), (&device, 1), (&Device::Cpu, 0), (&Device::Cpu, 1)] {
+        let weights = weights(sizes).map(|x| x.to_device(device).unwrap());
+        let all = inputs(sizes, 2, 4).map(|x| x.to_device(device).unwrap());
+        let mut state = DeltaNetState::new(sizes, device).unwrap();
+        let expected = run(&all, &weights, &mut state);
+        let part = |from: usize| all.each_ref().map(|x| x.narrow(1, from, 2).unwrap().contiguous().unwrap());
+        assert!(state.truncate(begins, 0) && !state.truncate(1 - begins, 2));
+        let found = run(&part(0), &weights, &mut state);
+        assert_eq!(state.lens()[begins..=begins], [2]);
+        assert_eq!(state.lens()[1 - begins..=1 - begins], [6]);
+        let [found, expected] = [found, expected.narrow(1, 0, 2).unwrap()].map(|y| y.get(begins).unwrap());
+        assert!(relative_error(&flat(&found), &wide(&expected)) < 1e-6, "{begins} on {device:?}");
+        // Another number of texts would be others.
+        let one = all.each_ref().map(|x| x.narrow(0, 0, 1).unwrap());
+        let [q, k, v, gate, decay, beta] = &one;
+        let [convolution, rates, gate_bias, norm] = &weights;
+        let weights = DeltaNetWeights { convolution, rates, gate_bias, norm, eps: 1e-6 };
+        let inputs = DeltaNetInputs { q, k, v, gate, decay, beta };
+        let error = gated_delta_net(inputs, weights, &mut state).unwrap_err().to_string();
+        assert!(error.contains("2 texts, as in the state"), "{error}");
+    }
+}
+
+/// Inputs are not rounded to the dtype of each other.
+#[test]
+fn decays_of_f32_beside_halves() {
+    let Some(device) = device() else { return };
+    let sizes = config(SIZES[1]);
+    let mixed = inputs(sizes, 1, 9);
+    let mixed = mixed.each_ref().map(|x| match x.rank() {
+        4 => x.to_dtype(DType::BF16).unwrap(),
+        _ => x.clone(),
+    });
+    let weights = weights(sizes);
+    let expected = run(&mixed, &weights, &mut DeltaNetState::new(sizes, &Device::Cpu).unwrap());
+    let [mixed, weights] = [mixed.to_vec(), weights.to_vec()]
+        .map(|all| all.iter().map(|x| x.to_device(&device).unwrap()).collect::<Vec<_>>());
+    let (mixed, weights) = (mixed.try_into().unwrap(), weights.try_into().unwrap());
+    let found = run(&mixed, &weights, &mut DeltaNetState::new(sizes, &device).unwrap());
+    assert_eq!(found.dtype(), DType::BF16);
+    // Both are rounded once: to the same numbers, but for ties.
+    let error = relative_error(&flat(&found), &wide(&expected));
+    assert!(error < 5e-4, "{error:.2e}");
 }
 
 const HIDDEN: usize = 128;
@@ -127,17 +160,40 @@ const HEAD_DIM: usize = 64;
 enum Kind {
     Grouped,
     Apart,
+    /// With heads for which there is a kernel of its own.
+    OfLargeHeads,
+    /// Six of them, as a rank has them: more than a launch takes.
     InThree,
+    /// Of these, decays and betas have 8 bits.
+    OfBits,
+    Dense,
 }
 
-fn linear(n: usize, k: usize, bits: usize, seed: u64, device: &Device) -> Linear {
+impl Kind {
+    fn sizes(self) -> DeltaNetConfig {
+        match self {
+            Self::OfLargeHeads => {
+                DeltaNetConfig { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, kernel: 4 }
+            }
+            _ => DeltaNetConfig { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 32, kernel: 4 },
+        }
+    }
+}
+
+/// Of so many bits, or dense.
+fn linear(n: usize, k: usize, bits: Option<usize>, seed: u64, device: &Device) -> Linear {
+    let Some(bits) = bits else {
+        let weight = (tensor(&[n, k], seed) * 0.1).unwrap().to_dtype(DType::BF16).unwrap();
+        return Linear::new(weight.to_device(device).unwrap(), None);
+    };
     let weight = random(&[n, k], QuantFormat::affine(bits, 32).unwrap(), DType::F16, seed);
     Linear::new(weight.to_device(device).unwrap(), None)
 }
 
-/// Linear attention, attention with gates, linear attention; betas and decays have 8 bits in one kind.
+/// Linear attention, attention with gates, linear attention.
 fn plan(kind: Kind, device: &Device, dtype: DType) -> (StepPlan, DeltaNetConfig) {
-    let sizes = DeltaNetConfig { key_heads: 2, value_heads: 4, key_dim: 32, value_dim: 32, kernel: 4 };
+    let sizes = kind.sizes();
+    let bits = (kind != Kind::Dense).then_some(4);
     let numbers = |len: usize, seed| {
         let numbers = ((tensor(&[len], seed) * 0.3).unwrap() + 1.).unwrap();
         numbers.to_dtype(dtype).unwrap().to_device(device).unwrap()
@@ -148,26 +204,30 @@ fn plan(kind: Kind, device: &Device, dtype: DType) -> (StepPlan, DeltaNetConfig)
     let mut plan = StepBuilder::new(&table, 1.).unwrap();
     for layer in [0u64, 100] {
         let of = |n, k, bits, seed| linear(n, k, bits, layer + seed, device);
-        let small = if kind == Kind::InThree { 8 } else { 4 };
+        let small = if kind == Kind::OfBits { Some(8) } else { bits };
+        let (keys, values) = (sizes.key_heads * sizes.key_dim, sizes.value_heads * sizes.value_dim);
+        let heads = sizes.value_heads;
         let weights = weights(sizes).map(|x| x.to_device(device).unwrap());
         let [convolution, rates, gate_bias, norm_weight] = &weights;
         let weights = DeltaNetWeights { convolution, rates, gate_bias, norm: norm_weight, eps: 1e-6 };
-        let (qkvz, ba) = (of(2 * 192, HIDDEN, 4, 42), of(8, HIDDEN, 4, 43));
-        let (whole, parts) = (of(256, HIDDEN, 4, 44), [(64, 45), (64, 46), (128, 47)]);
-        let parts = parts.map(|(rows, seed)| of(rows, HIDDEN, 4, seed));
-        let (z, a, b) = (of(128, HIDDEN, 4, 48), of(4, HIDDEN, small, 49), of(4, HIDDEN, small, 50));
+        let (qkvz, ba) = (of(2 * (keys + values), HIDDEN, bits, 42), of(2 * heads, HIDDEN, bits, 43));
+        let (whole, parts) =
+            (of(2 * keys + values, HIDDEN, bits, 44), [(keys, 45), (keys, 46), (values, 47)]);
+        let parts = parts.map(|(rows, seed)| of(rows, HIDDEN, bits, seed));
+        let z = of(values, HIDDEN, bits, 48);
+        let (a, b) = (of(heads, HIDDEN, small, 49), of(heads, HIDDEN, small, 50));
         let projections = match kind {
-            Kind::Grouped => DeltaNetProjections::Grouped { qkvz: &qkvz, ba: &ba },
+            Kind::Grouped | Kind::OfLargeHeads => DeltaNetProjections::Grouped { qkvz: &qkvz, ba: &ba },
             Kind::Apart => DeltaNetProjections::apart(&whole, [&z, &a, &b]),
-            Kind::InThree => DeltaNetProjections::Apart { qkv: &parts, z: &z, a: &a, b: &b },
+            _ => DeltaNetProjections::Apart { qkv: &parts, z: &z, a: &a, b: &b },
         };
-        let out = of(HIDDEN, 128, 4, 51);
+        let out = of(HIDDEN, values, bits, 51);
         let block = DeltaNetBlock::new(sizes, projections, weights, &out);
-        let tiled_output = kind == Kind::Grouped;
+        let tiled_output = matches!(kind, Kind::Grouped | Kind::OfLargeHeads);
         plan.delta_net(DeltaNetBlock { norm: Some((&norm).into()), tiled_output, ..block }).unwrap();
         if layer == 0 {
             let heads = [(2 * 256, HIDDEN, 52), (128, HIDDEN, 53), (128, HIDDEN, 54), (HIDDEN, 256, 55)];
-            let [q, k, v, o] = heads.map(|(n, k, seed)| of(n, k, 4, seed));
+            let [q, k, v, o] = heads.map(|(n, k, seed)| of(n, k, bits, seed));
             let block = AttentionBlock::new([&q, &k, &v, &o], HEAD_DIM);
             let of_heads = RmsNorm::new(numbers(HEAD_DIM, 56), 1e-6);
             plan.attention(AttentionBlock {
@@ -179,7 +239,7 @@ fn plan(kind: Kind, device: &Device, dtype: DType) -> (StepPlan, DeltaNetConfig)
             .unwrap();
         }
     }
-    (plan.head(HeadBlock::new(&norm, &linear(VOCABULARY, HIDDEN, 4, 57, device))).unwrap(), sizes)
+    (plan.head(HeadBlock::new(&norm, &linear(VOCABULARY, HIDDEN, bits, 57, device))).unwrap(), sizes)
 }
 
 fn id(position: usize, sequence: usize) -> u32 {
@@ -196,8 +256,12 @@ fn plans_compute_what_the_cpu_does() {
         (Kind::Grouped, DType::BF16, Some(3 * 3 + 2), 5e-2),
         (Kind::Apart, DType::BF16, Some(3 * 3 + 2), 5e-2),
         (Kind::Apart, DType::F16, Some(3 * 3 + 2), 1e-2),
-        // The 8-bit weights have launches of their own.
-        (Kind::InThree, DType::BF16, Some(2 * 8 + 3 + 2), 5e-2),
+        (Kind::OfLargeHeads, DType::BF16, Some(3 * 3 + 2), 5e-2),
+        (Kind::OfLargeHeads, DType::F32, None, 1e-5),
+        (Kind::InThree, DType::F16, Some(2 * 4 + 3 + 2), 1e-2),
+        (Kind::Dense, DType::BF16, Some(2 * 4 + 3 + 2), 5e-2),
+        // Of four weights that are not alike, each has a launch.
+        (Kind::OfBits, DType::BF16, Some(2 * (4 + 1 + 2) + 3 + 2), 5e-2),
     ] {
         let (planned, sizes) = plan(kind, &device, dtype);
         let format = kv_format(dtype);
@@ -219,9 +283,7 @@ fn plans_compute_what_the_cpu_does() {
             let active = [true, number >= 2, !(2..4).contains(&number)];
             let ids: Vec<_> = (0..3).map(|sequence| id(number, sequence)).collect();
             let there = Tensor::new(ids.as_slice(), &device).unwrap();
-            let before: Vec<_> = states.iter().map(|state| format!("{state:?}")).collect();
             let logits = step.run_some(&there, &active, StepCaches::new([&mut keys], &mut states)).unwrap();
-            assert_ne!(before, states.iter().map(|state| format!("{state:?}")).collect::<Vec<_>>());
             let taking: Vec<_> = (0..3).filter(|sequence| active[*sequence]).collect();
             let token =
                 |&sequence: &usize| StepToken { id: ids[sequence], sequence, position: lens[sequence] };
@@ -311,7 +373,7 @@ fn what_does_not_fit_is_refused() {
     let weights = weights(sizes).map(|x| x.to_device(&device).unwrap());
     let [convolution, rates, gate_bias, norm] = &weights;
     let weights = DeltaNetWeights { convolution, rates, gate_bias, norm, eps: 1e-6 };
-    let of = |n, k, seed| linear(n, k, 4, seed, &device);
+    let of = |n, k, seed| linear(n, k, Some(4), seed, &device);
     let (qkv, z, a, b) = (of(768, 128, 60), of(256, 128, 61), of(1, 128, 62), of(1, 128, 63));
     let out = of(128, 256, 64);
     let table = random(&[VOCABULARY, HIDDEN], QuantFormat::affine(4, 32).unwrap(), DType::F16, 65);

@@ -148,7 +148,10 @@ pub(crate) fn delta_net(
         return Ok(None);
     }
     let [_, _, v, ..] = inputs;
-    let (batch, tokens, dtype) = (v.dim(0)?, v.dim(1)?, v.dtype());
+    let (batch, tokens) = (v.dim(0)?, v.dim(1)?);
+    // No input is rounded to the dtype of another.
+    let is_one = inputs.iter().all(|input| input.dtype() == v.dtype());
+    let dtype = if is_one { v.dtype() } else { DType::F32 };
     let stream = device.cuda_stream();
     let lanes = inputs.into_iter().map(|x| x.to_dtype(dtype));
     let wide = weights.into_iter().map(|x| x.to_dtype(DType::F32));

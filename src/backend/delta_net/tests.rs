@@ -147,6 +147,36 @@ fn gradients_are_slopes() {
     }
 }
 
+/// Also where no input asks for one.
+#[test]
+fn weights_have_gradients() {
+    let config = config([1, 3, 1, 2, 3, 2, 2]);
+    let inputs = inputs([1, 3, 1, 2, 3, 2, 2]);
+    let vars = weights(config).map(|x| Var::from_tensor(&x).unwrap());
+    let loss = |weights: &[Tensor; 4]| {
+        let mut state = DeltaNetState::new(config, &Device::Cpu).unwrap();
+        run(inputs.each_ref(), weights, &mut state).unwrap().sqr().unwrap().sum_all().unwrap()
+    };
+    let gradients = loss(&vars.each_ref().map(|var| var.as_tensor().clone())).backward().unwrap();
+    for (index, var) in vars.iter().enumerate() {
+        let gradient = flat(gradients.get(var).expect("a gradient"));
+        for (element, gradient) in gradient.into_iter().enumerate() {
+            let moved = |by: f32| {
+                let mut weights = vars.each_ref().map(|var| var.as_detached_tensor());
+                let mut values = flat(&weights[index]);
+                values[element] += by;
+                weights[index] = Tensor::from_vec(values, weights[index].dims(), &Device::Cpu).unwrap();
+                loss(&weights).to_scalar::<f32>().unwrap()
+            };
+            let slope = (moved(0.005) - moved(-0.005)) / 0.01;
+            assert!(
+                (slope - gradient).abs() < 2e-2 * (1. + slope.abs()),
+                "weight {index}: {gradient} {slope}"
+            );
+        }
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let (config, inputs) = (config(SHAPES[2]), inputs(SHAPES[2]));

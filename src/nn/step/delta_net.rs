@@ -106,6 +106,7 @@ impl StepBuilder {
     pub fn delta_net(&mut self, block: DeltaNetBlock) -> Result<()> {
         let DeltaNetBlock { config, weights, tiled_output: tiled, .. } = block;
         config.validate()?;
+        weights.check(&config, &self.device)?;
         let (projections, lanes) = self.delta_projections(config, block.projections)?;
         let width = config.value_heads * config.value_dim;
         let mut o = self.projection("output of linear attention", block.out_proj, width)?;

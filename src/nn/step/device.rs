@@ -78,7 +78,8 @@ impl DeviceStep {
     ///
     /// # Errors
     /// If ids, caches or states do not fit the plan and each other, a cache is full ([`Error::OutOfCache`]), an adapter of a layer is
-    /// active, somebody is capturing the device's stream, or the device fails. Nothing is appended then.
+    /// active, somebody is capturing the device's stream, or the device fails. Nothing is appended then; but if the device fails, states of the
+    /// active sequences are empty, as nobody knows whether they have changed.
     pub fn run<'a>(
         &mut self,
         ids: &Tensor,
@@ -104,7 +105,8 @@ impl DeviceStep {
             return Err(Error::mismatch("ids", expected, format!("{ids:?}")));
         }
         let (memory, positions) = self.room(&mut caches, active)?;
-        let logits = self.launches.run(&ids.contiguous()?, &memory, &positions)?;
+        let logits = self.launches.run(&ids.contiguous()?, &memory, &positions);
+        let logits = self.unless_lost(logits, &mut caches, active)?;
         launched(&mut caches, active);
         Ok(logits)
     }
@@ -152,12 +154,28 @@ impl DeviceStep {
         let (memory, positions) = self.room(&mut caches, &active)?;
         let choice = Choice::new(options, self.plan.outputs);
         let ids: Vec<_> = ids.iter().map(|id| id.unwrap_or(0)).collect();
-        let tokens = self.launches.next(&ids, &memory, &positions, (&choice, Draw { seed, step }))?;
+        let tokens = self.launches.next(&ids, &memory, &positions, (&choice, Draw { seed, step }));
+        let tokens = self.unless_lost(tokens, &mut caches, &active)?;
         launched(&mut caches, &active);
         let tokens = tokens.into_iter().zip(active).map(|(token, is_active)| is_active.then_some(token));
         let tokens: Vec<_> = tokens.collect();
         finite(tokens.iter().flatten().copied().collect())?;
         Ok(tokens)
+    }
+
+    /// Forgets the states of a step that failed among its launches: run once more, it would change them twice.
+    fn unless_lost<T>(
+        &self,
+        result: candle_core::Result<T>,
+        caches: &mut StepCaches<DeviceKvCache>,
+        active: &[bool],
+    ) -> Result<T> {
+        if result.is_err() && self.launches.has_launched() {
+            for (sequence, _) in active.iter().enumerate().filter(|(_, is_active)| **is_active) {
+                caches.states.iter_mut().for_each(|state| state.forget(sequence));
+            }
+        }
+        Ok(result?)
     }
 
     /// The caches' memory, with room for one more token of each active sequence, and where it will stand: of others nowhere.

@@ -18,7 +18,9 @@ use crate::distributed::Rank;
 use crate::{Error, KvCache, Result};
 pub use blocks::{AttentionBlock, BlockOutput, ExpertsBlock, FeedForwardBlock, HeadBlock, StepNorm};
 use candle_core::{Device, Tensor};
-use checked::{activation, check_rows, factor, has_kernel, head_norm, limit, matrix, norm, numbers, turn};
+use checked::{
+    activation, check_rows, factor, has_kernel, head_norm, limit, matrix, norm, numbers, turn, unsupported,
+};
 pub use delta_net::{DeltaNetBlock, DeltaNetProjections};
 pub use device::DeviceStep;
 use std::sync::Arc;
@@ -150,7 +152,7 @@ impl StepBuilder {
     /// # Errors
     /// [`Error::Unsupported`] if a weight is none that a [table](Self::new) may be, or not where the table is, or all heads together are to
     /// be normalized behind
-    /// their turn; if shapes do not fit, or a number is not one above zero.
+    /// their turn, or queries with gates cut; if shapes do not fit, or a number is not one above zero.
     pub fn attention(&mut self, block: AttentionBlock) -> Result<()> {
         let nodes = self.attention_nodes(block)?;
         self.plan.nodes.extend(nodes);
@@ -180,6 +182,9 @@ impl StepBuilder {
 
     fn attention_nodes(&mut self, block: AttentionBlock) -> Result<[Node; 3]> {
         let (AttentionBlock { head_dim, has_gate, turns_first, .. }, hidden) = (block, self.plan.hidden);
+        if has_gate && block.clip.is_some() {
+            return Err(unsupported("clip of queries", "that have gates, which it would cut, too"));
+        }
         let q = self.projection("queries", block.q_proj, hidden)?;
         let k = self.projection("keys", block.k_proj, hidden)?;
         let v = self.projection("values", block.v_proj, hidden)?;

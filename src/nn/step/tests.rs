@@ -1,9 +1,10 @@
-//! Plans of weights whose columns have an order of their own: the numbers of the same weights in order.
+//! Plans of weights whose columns have an order of their own: the numbers of the same weights in order. And what plans refuse.
 
 use super::*;
+use crate::backend::DeltaNetWeights;
 use crate::nn::ReorderedTensor;
 use crate::tensor::NO_COLUMN;
-use crate::{KvCacheConfig, QuantFormat, QuantTensor};
+use crate::{DeltaNetConfig, KvCacheConfig, QuantFormat, QuantTensor};
 use candle_core::DType;
 use candle_nn::RmsNorm;
 
@@ -88,4 +89,39 @@ fn columns_of_any_order_are_those_of_the_inputs() {
             assert!(far <= 2e-5 * largest, "{tokens} tokens: {far} of {largest}");
         }
     }
+}
+
+#[test]
+fn blocks_that_do_not_fit_are_refused() {
+    let table = Embedding::from_quant(quantized(&numbers_of(40, HIDDEN, 1)), DType::F32).unwrap();
+    let config = DeltaNetConfig { key_heads: 1, value_heads: 2, key_dim: 16, value_dim: 8, kernel: 4 };
+    let of = |n, seed| layers(n, HIDDEN, seed, Order::Same);
+    let (qkvz, ba, out) = (of(2 * 16 + 2 * 16, 2), of(4, 3), layers(HIDDEN, 32, 4, Order::Same));
+    let numbers = |n, k| numbers_of(n, k, 5);
+    let (convolution, of_heads) = (numbers(4, 48), numbers(1, 2).flatten_all().unwrap());
+    let norm = numbers(1, 8).flatten_all().unwrap();
+    let refused = |config, convolution: &Tensor, rates: &Tensor, ba: &Linear, expected: &str| {
+        let weights = DeltaNetWeights { convolution, rates, gate_bias: &of_heads, norm: &norm, eps: 1e-6 };
+        let projections = DeltaNetProjections::Grouped { qkvz: &qkvz, ba };
+        let mut plan = StepBuilder::new(&table, 1.).unwrap();
+        let error = plan.delta_net(DeltaNetBlock::new(config, projections, weights, &out)).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    // As files have it.
+    let turned = convolution.t().unwrap();
+    refused(config, &turned, &of_heads, &ba, "the convolution: expected [4, 48]");
+    refused(config, &convolution, &norm, &ba, "rates: expected [2]");
+    refused(config, &convolution, &of_heads, &of(6, 3), "4 outputs");
+    refused(config, &convolution, &of_heads, &ba, "output of linear attention");
+    refused(DeltaNetConfig { key_heads: 0, ..config }, &convolution, &of_heads, &ba, "linear attention");
+
+    // Gates are no queries that could be cut.
+    let (q, k, o) = (of(2 * HIDDEN, 6), of(32, 7), of(HIDDEN, 8));
+    let block = AttentionBlock::new([&q, &k, &k, &o], HEAD_DIM);
+    let mut plan = StepBuilder::new(&table, 1.).unwrap();
+    let mut error = |block| plan.attention(block).unwrap_err().to_string();
+    assert!(error(AttentionBlock { has_gate: true, clip: Some(1.), ..block }).contains("clip of queries"));
+    let told = error(AttentionBlock { has_gate: true, head_dim: 48, ..block });
+    assert!(told.contains("as many gates as queries"), "{told}");
+    plan.attention(AttentionBlock { has_gate: true, ..block }).unwrap();
 }

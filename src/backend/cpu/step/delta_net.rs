@@ -75,6 +75,7 @@ pub(super) fn mix(
         if begins {
             numbers.clear();
         }
+        numbers.reserve_exact(len.saturating_sub(numbers.len()));
         numbers.resize(len, 0.);
     }
     let number = |all: &[f32]| all.get(head).copied().unwrap_or_default();
@@ -87,9 +88,8 @@ pub(super) fn mix(
     for (token, x) in mixed.chunks_exact_mut(size).enumerate() {
         convolve(net, head, all.get(token * size..).unwrap_or_default(), x);
     }
-    // The last tokens are what the next ones see.
-    all.drain(..tokens * size);
-    state.seen = all;
+    // The last tokens are what the next ones see: without the memory of the others.
+    state.seen = all.split_off(tokens * size);
     activate(Activation::Silu, &mut mixed, None);
     activate(Activation::Silu, &mut inputs.gate, None);
     let decays = inputs.decay.iter().map(|decay| (rate * softplus(decay + bias)).exp());

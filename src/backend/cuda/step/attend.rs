@@ -17,14 +17,6 @@ impl Builder<'_> {
     pub(super) fn attend(&mut self, heads: &Heads, places: &Places, turns: &[Turns]) -> Result<()> {
         let &Heads { heads: count, kv_heads, head_dim, .. } = heads;
         let [q, k, v, ..] = places.projected;
-        if heads.has_gate && heads.q_norm.as_ref().is_some_and(|norm| norm.over_all) {
-            return Err(Error::Unsupported {
-                what: "a step plan with a norm of all queries, which have gates, on a CUDA device"
-                    .to_string(),
-                remedy: "call the layers one by one".to_string(),
-            }
-            .into());
-        }
         for (norm, x, heads) in [(&heads.q_norm, q, count), (&heads.k_norm, k, kv_heads)] {
             if let Some(HeadNorm { norm, over_all: true }) = norm {
                 self.norm(norm, (self.sequences, heads * head_dim), (x, x), (1., 0))?;
@@ -136,7 +128,15 @@ pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> 
         Node::Embed { .. } | Node::Project(..) | Node::DeltaNet(_) | Node::AddAttended(..) => None,
         Node::Inner { .. } | Node::AddInner(..) | Node::Experts(_) | Node::Logits { .. } => None,
     });
-    for &Heads { heads, kv_heads, head_dim, .. } in heads {
+    for heads in heads {
+        if heads.has_gate && heads.q_norm.as_ref().is_some_and(|norm| norm.over_all) {
+            return Err(Error::Unsupported {
+                what: "a step plan with a norm of all queries together, which have gates, on a CUDA device"
+                    .to_string(),
+                remedy: "call the layers one by one".to_string(),
+            });
+        }
+        let &Heads { heads, kv_heads, head_dim, .. } = heads;
         let shape = AttendShape { sequences, heads, kv_heads, head_dim };
         if Attend::plan(shape, (dtype, Cached::Numbers), None, (card.bf16, card.shared())).is_none() {
             return Err(Error::Unsupported {

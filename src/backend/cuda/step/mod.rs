@@ -53,6 +53,8 @@ pub(crate) struct StepLaunches {
     thread: Option<ThreadId>,
     /// What was launched last.
     done: Arc<Done>,
+    /// Whether the last step came as far as its launches.
+    has_launched: bool,
 }
 
 impl StepLaunches {
@@ -88,6 +90,7 @@ impl StepLaunches {
             bound: None,
             thread: None,
             done: Arc::new(Done::new(stream.context())?),
+            has_launched: false,
         })
     }
 
@@ -95,6 +98,11 @@ impl StepLaunches {
     pub(crate) fn is_capturing(&self) -> Result<bool> {
         let status = self.device.cuda_stream().capture_status().w()?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Whether the last step came as far as its launches: if it failed, nobody knows which of them ran.
+    pub(crate) fn has_launched(&self) -> bool {
+        self.has_launched
     }
 
     /// Whether a cache need not keep what its window leaves behind.
@@ -111,6 +119,7 @@ impl StepLaunches {
     /// stand at `positions` or, at `NO_POSITION`, are none. Their keys and values are appended to the
     /// caches, which have room for them, and change the states.
     pub(crate) fn run(&mut self, ids: &Tensor, memory: &StepMemory, positions: &[u32]) -> Result<Tensor> {
+        self.has_launched = false;
         let stream = self.stream()?;
         let logits = self.submit(ids, memory, positions, &stream);
         let recorded = self.done.record(&stream);
@@ -131,7 +140,12 @@ impl StepLaunches {
             bail!("{} positions for {} sequences", positions.len(), self.sequences);
         }
         let (sequences, outputs, mode, dtype) = (self.sequences, self.outputs, self.mode, self.dtype);
-        let bound = self.bound(memory, positions, stream)?;
+        // Behind the launches, states have changed: what may fail comes before.
+        let shape = Shape::from((sequences, outputs));
+        let mut logits = allocate(&self.device, &shape, dtype)?;
+        self.bind_to(memory, positions, stream)?;
+        self.has_launched = true;
+        let Some(bound) = &mut self.bound else { bail!("a step without launches") };
         let places = bound.places;
         {
             let locked = Locked::new(ids);
@@ -152,9 +166,6 @@ impl StepLaunches {
             }
         }
         bound.run(None, (stream, mode))?;
-
-        let shape = Shape::from((sequences, outputs));
-        let mut logits = allocate(&self.device, &shape, dtype)?;
         {
             let to = address_mut(&mut logits, stream)?;
             let bytes = shape.elem_count() * dtype.size_in_bytes();
@@ -173,11 +184,14 @@ impl StepLaunches {
         positions: &[u32],
         (choice, draw): (&Choice, Draw),
     ) -> Result<Vec<u32>> {
+        self.has_launched = false;
         let (stream, sequences, mode) = (self.stream()?, self.sequences, self.mode);
         if [ids.len(), positions.len()] != [sequences; 2] {
             bail!("{} ids and {} positions for {sequences} sequences", ids.len(), positions.len());
         }
-        let bound = self.bound(memory, positions, &stream)?;
+        self.bind_to(memory, positions, &stream)?;
+        self.has_launched = true;
+        let Some(bound) = &mut self.bound else { bail!("a step without launches") };
         let draw = [draw.seed, draw.step].into_iter().flat_map(u64::to_ne_bytes);
         let numbers = positions.iter().chain(ids).flat_map(|number| number.to_ne_bytes());
         // SAFETY: whoever submitted the copies of the step before has waited for them, or failed and dropped this memory.
@@ -209,20 +223,16 @@ impl StepLaunches {
         Ok(stream)
     }
 
-    /// The launches for these caches and positions.
-    fn bound(
-        &mut self,
-        memory: &StepMemory,
-        positions: &[u32],
-        stream: &Arc<CudaStream>,
-    ) -> Result<&mut Bound> {
+    /// Makes the launches for these caches and positions, unless they are there.
+    fn bind_to(&mut self, memory: &StepMemory, positions: &[u32], stream: &Arc<CudaStream>) -> Result<()> {
         let last = positions.iter().filter(|position| **position != NO_POSITION).max();
         let end = last.map_or(0, |last| *last as usize + 1);
         let bound = match self.bound.take().filter(|bound| bound.is_for(memory, end)) {
             Some(bound) => bound,
             None => self.bind(memory, end, stream)?,
         };
-        Ok(self.bound.insert(bound))
+        self.bound = Some(bound);
+        Ok(())
     }
 
     /// Launches of a step, once its caches are known.

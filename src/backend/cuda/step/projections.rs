@@ -3,7 +3,7 @@
 
 use super::super::bindings::{CqFinish, CQ_F32};
 use super::super::formats::FormatKernels;
-use super::super::gemv_call::{FusedNorm, GemvCall, GemvLaunch, PLAIN};
+use super::super::gemv_call::{FusedNorm, GemvCall, GemvLaunch, MOST_WEIGHTS, PLAIN};
 use super::super::matmul::simt_launch;
 use super::super::operand::{has_narrow_scales, LockedOperand, OperandPointers};
 use super::builder::{Builder, Places};
@@ -34,7 +34,7 @@ pub(super) struct Target<'a> {
 }
 
 impl Builder<'_> {
-    /// Projections of the same source: in one launch where there is one, which has the norm in it.
+    /// Projections of the same source: in one launch where there is one, which has the norm in it; of many in several.
     pub(super) fn project(
         &mut self,
         projections: &[&Projection],
@@ -42,6 +42,13 @@ impl Builder<'_> {
         target: Target,
         places: &Places,
     ) -> Result<()> {
+        if projections.len() > MOST_WEIGHTS {
+            let launches = projections.chunks(MOST_WEIGHTS).zip(target.y.chunks(MOST_WEIGHTS));
+            for (projections, y) in launches {
+                self.project(projections, source, Target { y, ..target }, places)?;
+            }
+            return Ok(());
+        }
         let mut seen = Seen::default();
         let [first, rest @ ..] = projections else { return Ok(()) };
         if rest.iter().all(|other| same_order(other.columns.as_ref(), first.columns.as_ref())) {
