@@ -164,7 +164,7 @@ enum Kind {
     OfLargeHeads,
     /// Six of them, as a rank has them: more than a launch takes.
     InThree,
-    /// Of these, decays and betas have 8 bits.
+    /// Of these, betas have 8 bits.
     OfBits,
     Dense,
 }
@@ -215,7 +215,7 @@ fn plan(kind: Kind, device: &Device, dtype: DType) -> (StepPlan, DeltaNetConfig)
             (of(2 * keys + values, HIDDEN, bits, 44), [(keys, 45), (keys, 46), (values, 47)]);
         let parts = parts.map(|(rows, seed)| of(rows, HIDDEN, bits, seed));
         let z = of(values, HIDDEN, bits, 48);
-        let (a, b) = (of(heads, HIDDEN, small, 49), of(heads, HIDDEN, small, 50));
+        let (a, b) = (of(heads, HIDDEN, bits, 49), of(heads, HIDDEN, small, 50));
         let projections = match kind {
             Kind::Grouped | Kind::OfLargeHeads => DeltaNetProjections::Grouped { qkvz: &qkvz, ba: &ba },
             Kind::Apart => DeltaNetProjections::apart(&whole, [&z, &a, &b]),
@@ -260,8 +260,8 @@ fn plans_compute_what_the_cpu_does() {
         (Kind::OfLargeHeads, DType::F32, None, 1e-5),
         (Kind::InThree, DType::F16, Some(2 * 4 + 3 + 2), 1e-2),
         (Kind::Dense, DType::BF16, Some(2 * 4 + 3 + 2), 5e-2),
-        // Of four weights that are not alike, each has a launch.
-        (Kind::OfBits, DType::BF16, Some(2 * (4 + 1 + 2) + 3 + 2), 5e-2),
+        // Of two weights that are not alike, each has a launch.
+        (Kind::OfBits, DType::BF16, Some(2 * 5 + 3 + 2), 5e-2),
     ] {
         let (planned, sizes) = plan(kind, &device, dtype);
         let format = kv_format(dtype);
