@@ -198,11 +198,13 @@ impl Model {
                     };
                     let placed: Vec<_> = projected.iter().enumerate().map(place).collect();
                     let attend = |position: usize| {
-                        let attended = self.attend(heads, &placed, position).into_iter().enumerate();
-                        match heads.has_gate {
-                            true => attended.map(|x| gated(x, &projected[position][0])).collect(),
-                            false => attended.map(|(_, x)| x).collect::<Vec<_>>(),
+                        let mut attended = self.attend(heads, &placed, position);
+                        if heads.has_gate {
+                            for (index, x) in attended.iter_mut().enumerate() {
+                                *x = gated((index, *x), &projected[position][0]);
+                            }
                         }
+                        attended
                     };
                     attended = (0..ids.len()).map(attend).collect::<Vec<_>>();
                 }
