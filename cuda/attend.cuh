@@ -47,7 +47,7 @@ struct AttendBlock {
             of_split = tiles;
         else if (tiles > p.splits * ATTEND_WARPS)
             of_split = (tiles + p.splits - 1) / p.splits;
-        const bool has_row = p.ring ? position != NO_POSITION : position < p.capacity;
+        const bool has_row = p.ring ? position != CQ_NO_POSITION : position < p.capacity;
         if (!has_row || ((p.pairs || p.growth) && position >= p.turn_rows)) tiles = settled = 0;
         rows = p.ring ? CacheRows::of_ring(p.capacity, first) : CacheRows{p.capacity, 0};
         first_tile = first / KEYS + blockIdx.x * of_split;

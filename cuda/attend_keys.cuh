@@ -12,8 +12,6 @@ __device__ __forceinline__ uint32_t first_key_seen(uint32_t position, uint32_t w
     return chunked ? position - position % window : position - min(position, window - 1);
 }
 
-constexpr uint32_t NO_POSITION = 0xffffffffu;
-
 // The rows of positions in a cache: of those from the one in row 0 on, fewer than twice its capacity. Tiles do not go over the end.
 struct CacheRows {
     uint32_t capacity, in_row_0;

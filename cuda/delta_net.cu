@@ -5,8 +5,8 @@
 // threads share a column, each with ROWS neighbouring rows. A column changes by itself, so the only sums over threads are those
 // over the rows of a column: what the state has for a key, and what the query sees. They are added up in the order of threads.
 //
-// Each thread convolves two channels, whose last tokens it keeps in registers; inputs of the next token are on their way while
-// this one is computed. Nothing of the state depends on what earlier kernels of the step do, so that it is read before they have
+// Each thread convolves two channels, whose weights and last tokens it keeps in shared memory; inputs of the next token are on their
+// way while this one is computed. Nothing of the state depends on what earlier kernels of the step do, so that it is read before they have
 // finished.
 #include "finish.cuh"
 
@@ -113,7 +113,7 @@ template <uint32_t DIM> __device__ __forceinline__ void delta_net_of_head(const 
     const Sizes<DIM> sizes(p);
     const uint32_t thread = threadIdx.x, channels = sizes.channels;
     const uint32_t position = p.positions ? load_again(p.positions + blockIdx.y) : p.position;
-    const bool begins = position == 0, is_there = position != 0xffffffffu;
+    const bool begins = position == 0, is_there = position != CQ_NO_POSITION;
     // Threads beyond all columns compute, too, with rows of zeros.
     const uint32_t column = thread % sizes.value_dim, group = min(thread / sizes.value_dim, sizes.groups - 1);
     const uint32_t rows = thread < sizes.groups * sizes.value_dim ? sizes.key_dim : 0;

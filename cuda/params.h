@@ -53,6 +53,9 @@ typedef struct CqFinish {
 #define CQ_SAMPLE_BLOCKS 256
 #define CQ_NOT_FINITE 0xffffffffu
 
+/* Where a sequence stands that has no new token. */
+#define CQ_NO_POSITION 0xffffffffu
+
 /* Rows of a weight that a block of the tile kernels multiplies, and elements of k at a time; blocks that share all tiles. */
 #define CQ_TILE_ROWS 128
 #define CQ_TILE_K 128
@@ -429,7 +432,7 @@ typedef struct CqDeltaNet {
                         [kernel - 1, 2 key_dim + value_dim] */
     void *y;         /* [sequences, tokens, value_heads, value_dim] of dtype, as all that lanes have */
     const uint32_t *positions; /* [sequences], of the first tokens, written two launches ago or more; null: all `position` */
-    uint32_t position;    /* 0: a text begins, whatever its state is; 0xffffffff: the sequence has no tokens */
+    uint32_t position;    /* 0: a text begins, whatever its state is */
     uint32_t tokens;
     uint32_t value_heads;
     uint32_t shared;      /* heads of values for each one of keys */

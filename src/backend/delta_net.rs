@@ -4,7 +4,7 @@
 mod tests;
 
 use super::gated_delta::gated_delta;
-use super::step::{DeltaLanes, DeltaNet, Lane, Norm};
+use super::step::{DeltaLanes, DeltaNet, Lane, Norm, UNIT_EPS};
 use super::{cpu, cuda, unsupported_dtype};
 use crate::{DeltaNetConfig, DeltaNetState, Error, Result};
 use candle_core::{DType, Device, Tensor, D};
@@ -242,8 +242,7 @@ fn by_operations(
     (numbers, begins): (&Tensor, bool),
 ) -> Result<(Tensor, Tensor)> {
     let DeltaNetConfig { key_heads, value_heads, key_dim, value_dim, .. } = config;
-    let [q, k, v, gate, decay, beta] = [inputs.q, inputs.k, inputs.v, inputs.gate, inputs.decay, inputs.beta]
-        .map(|x| x.to_dtype(DType::F32));
+    let [q, k, v, gate, decay, beta] = inputs.all().map(|x| x.to_dtype(DType::F32));
     let (q, k, v, gate, decay, beta) = (q?, k?, v?, gate?, decay?, beta?);
     let (batch, tokens) = (v.dim(0)?, v.dim(1)?);
     let numbers = if begins { numbers.zeros_like()? } else { numbers.clone() };
@@ -294,10 +293,8 @@ fn by_operations(
     }
     let mixed = mixed.silu()?;
     let unit = |start: usize, length: f64| {
-        /// No number of any config.
-        const EPS: f64 = 1e-6;
         let x = mixed.narrow(3, start, key_dim)?.contiguous()?;
-        x.broadcast_div(&((x.sqr()?.sum_keepdim(D::Minus1)? + EPS)?.sqrt()? / length)?)
+        x.broadcast_div(&((x.sqr()?.sum_keepdim(D::Minus1)? + UNIT_EPS)?.sqrt()? / length)?)
     };
     let (q, k) = (unit(0, 1. / (key_dim as f64).sqrt())?, unit(key_dim, 1.)?);
     let v = mixed.narrow(3, 2 * key_dim, value_dim)?.contiguous()?;

@@ -143,6 +143,9 @@ pub(crate) struct DeltaLanes {
     pub(crate) beta: Lane,
 }
 
+/// Added to the square of the length that queries and keys of linear attention are divided by: no number of any config.
+pub(crate) const UNIT_EPS: f64 = 1e-6;
+
 /// Linear attention, for whole heads: see [`ops::gated_delta_net`](crate::ops::gated_delta_net).
 #[derive(Debug)]
 pub(crate) struct DeltaNet {

@@ -191,13 +191,6 @@ impl DeltaNetState {
         }
     }
 
-    /// Forgets all tokens of a sequence.
-    pub(crate) fn forget(&mut self, sequence: usize) {
-        if let Some(len) = self.lens.get_mut(sequence) {
-            *len = 0;
-        }
-    }
-
     /// Bytes of what is allocated.
     pub fn size_in_bytes(&self) -> u64 {
         let numbers = match &self.memory {
@@ -268,8 +261,6 @@ impl DeltaNetState {
         let (heads, size, matrix) =
             (self.config.value_heads, self.config.numbers_of_head(), self.config.matrix());
         self.check_batch(sequences)?;
-        self.make_room(sequences);
-        self.lens.resize(sequences.max(self.lens.len()), 0);
         if let Memory::OnDevice(device, numbers) = &mut self.memory {
             let there = numbers.as_ref().filter(|numbers| numbers.dims().first() == Some(&sequences));
             return match there {
@@ -282,7 +273,8 @@ impl DeltaNetState {
                 }
             };
         }
-        let mut all = Vec::with_capacity(sequences * heads * size);
+        self.make_room(sequences);
+        let mut all = Vec::new();
         for (sequence, head) in
             (0..sequences).flat_map(|sequence| (0..heads).map(move |head| (sequence, head)))
         {

@@ -91,8 +91,7 @@ impl LinearAttentionConfig {
 
     /// The numbers of all heads that the convolution is of: queries, keys and values.
     pub fn channels(&self) -> usize {
-        let (keys, values) = self.elements(self.key_heads);
-        keys.saturating_mul(2).saturating_add(values)
+        self.of_heads(self.key_heads).channels()
     }
 
     /// Those of some heads of keys.

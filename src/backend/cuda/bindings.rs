@@ -14,6 +14,7 @@ pub const CQ_MOST_ROUTED_EXPERTS: u32 = 1024;
 pub const CQ_SAMPLE_BINS: u32 = 2048;
 pub const CQ_SAMPLE_BLOCKS: u32 = 256;
 pub const CQ_NOT_FINITE: u32 = 4294967295;
+pub const CQ_NO_POSITION: u32 = 4294967295;
 pub const CQ_TILE_ROWS: u32 = 128;
 pub const CQ_TILE_K: u32 = 128;
 pub const CQ_ORDER_SPLIT: u32 = 1;

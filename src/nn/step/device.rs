@@ -172,7 +172,9 @@ impl DeviceStep {
     ) -> Result<T> {
         if result.is_err() && self.launches.has_launched() {
             for (sequence, _) in active.iter().enumerate().filter(|(_, is_active)| **is_active) {
-                caches.states.iter_mut().for_each(|state| state.forget(sequence));
+                for state in &mut caches.states {
+                    let _is_always_possible = state.truncate(sequence, 0);
+                }
             }
         }
         Ok(result?)

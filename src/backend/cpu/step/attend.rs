@@ -1,13 +1,12 @@
 //! The attention of a step: queries and keys are placed ([`place`](super::place)), keys and values appended, parts computed and
-//! combined ([`attention`](super::super::attention)), let through by gates. And the states of linear attention
-//! ([`delta_net`](super::delta_net)).
+//! combined ([`attention`](super::super::attention)), let through by gates.
 
 use super::super::attention::{
     append, append_all, attend, combine, parts, run_part, Attention, Part, Queries, Rows,
 };
 use super::super::tasks;
-use super::super::team::{Cursor, Member, Shared, Stopped};
-use super::delta_net::{mix, of_all, scatter, HeadInputs};
+use super::super::team::{Member, Shared, Stopped};
+use super::delta_net::check_state;
 use super::elementwise::let_through;
 use super::few::Cursors;
 use super::many::{AT_ONCE, ROWS};
@@ -19,7 +18,7 @@ use candle_core::Result;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Tokens and caches, for all layers.
+/// Tokens, caches and states, for all layers.
 pub(super) struct Layers<'a> {
     /// How many tokens there are.
     rows: usize,
@@ -147,63 +146,9 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// A member's share of a layer of linear attention.
-    pub(super) fn mix(
-        &self,
-        net: &DeltaNet,
-        cursor: &Cursor,
-        projected: &[Shared; MOST_PROJECTIONS],
-        attended: &Shared,
-    ) {
-        let (heads, value_dim) = (net.config.value_heads, net.config.value_dim);
-        let read = |projection: usize, start: usize, to: &mut [f32]| {
-            if let Some(from) = projected.get(projection) {
-                from.read(start, to);
-            }
-        };
-        while let Some(taken) = cursor.take(self.queries.len() * heads, 1) {
-            let (head, queries) = (taken.start % heads, self.queries.get(taken.start / heads));
-            let Some((queries, out)) =
-                queries.and_then(|queries| Some((queries, self.mix_head(net, head, queries, read)?)))
-            else {
-                continue;
-            };
-            for (row, out) in (queries.first_row..).zip(out.chunks_exact(value_dim)) {
-                attended.write(row * net.width() + net.place(head) * value_dim, out);
-            }
-        }
-    }
-
-    /// What a head of values of a sequence gives, `[tokens, value_dim]`.
-    fn mix_head(
-        &self,
-        net: &DeltaNet,
-        head: usize,
-        queries: &Queries,
-        read: impl Fn(usize, usize, &mut [f32]),
-    ) -> Option<Vec<f32>> {
-        let &Queries { sequence, position, tokens, first_row } = queries;
-        let mut state = self.states.get(net.layer)?.head(sequence, head)?;
-        let inputs = HeadInputs::new(net, head, (first_row, tokens), read);
-        Some(mix(net, head, position == 0, &mut state, inputs))
-    }
-
-    /// A layer of linear attention for many rows, by all threads, in place of what `attended` has.
-    pub(super) fn mix_many(&self, net: &DeltaNet, projected: &[Vec<f32>], attended: &mut Vec<f32>) {
-        let heads = net.config.value_heads;
-        let mut of_heads = vec![Vec::new(); self.queries.len() * heads];
-        tasks::for_each(&mut of_heads, |index, out| {
-            let of_head = self.queries.get(index / heads);
-            let mixed =
-                of_head.and_then(|queries| self.mix_head(net, index % heads, queries, of_all(projected)));
-            *out = mixed.unwrap_or_default();
-        });
-        attended.resize(self.rows * net.width(), 0.);
-        for (queries, of_heads) in self.queries.iter().zip(of_heads.chunks_exact(heads)) {
-            let start = queries.first_row * net.width();
-            let rows = attended.get_mut(start..start + queries.tokens * net.width());
-            scatter(net, of_heads, rows.unwrap_or_default());
-        }
+    /// The state of a layer of linear attention, and whose tokens change it.
+    pub(super) fn state(&self, net: &DeltaNet) -> Option<(&DeltaNetState, &[Queries])> {
+        Some((self.states.get(net.layer)?, &self.queries))
     }
 
     /// A layer's attention for many rows, by all threads, in place of what `attended` has: `[rows][heads * head_dim]`.
@@ -373,22 +318,7 @@ pub(super) fn check(plan: &Plan, tokens: &[StepToken], caches: &StepCaches<KvCac
         .try_for_each(|net| check_state(net, &queries, caches.states.get(net.layer).map(|state| &**state)))
 }
 
-fn check_state(net: &DeltaNet, queries: &[Queries], state: Option<&DeltaNetState>) -> Result<()> {
-    let Some(state) = state.filter(|state| state.device().is_cpu()) else {
-        return Err(Error::mismatch("states", "one on the CPU for each layer", "fewer, or another").into());
-    };
-    if *state.config() != net.config {
-        let (expected, found) = (format!("of {:?}", net.config), format!("of {:?}", state.config()));
-        return Err(Error::mismatch("state", expected, found).into());
-    }
-    for &Queries { sequence, position, .. } in queries {
-        state.check_sequence(sequence)?;
-        check_position(state.len(sequence), position)?;
-    }
-    Ok(())
-}
-
-fn check_position(len: usize, position: usize) -> Result<()> {
+pub(super) fn check_position(len: usize, position: usize) -> Result<()> {
     match len == position {
         true => Ok(()),
         false => {

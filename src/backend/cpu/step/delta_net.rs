@@ -1,14 +1,107 @@
 //! Linear attention in a step: a head of values is one thread's work, from its first token to its last one.
 
+use super::super::attention::Queries;
 use super::super::gated_delta::{change, DeltaToken};
 use super::super::isa::vectorized;
 use super::super::tasks;
+use super::super::team::{Cursor, Shared};
+use super::attend::check_position;
 use super::elementwise::{activate, sigmoid, softplus, to_length, Moments};
-use crate::backend::step::{Activation, DeltaLanes, DeltaNet, Lane};
+use crate::backend::step::{Activation, DeltaLanes, DeltaNet, Lane, MOST_PROJECTIONS};
 use crate::tensor::DeltaHead;
+use crate::{DeltaNetState, Error};
+use candle_core::Result;
+
+/// A state, and whose tokens change it.
+pub(super) type Changed<'a> = (&'a DeltaNetState, &'a [Queries]);
+
+/// A member's share of what the tokens see.
+pub(super) fn mix_share(
+    net: &DeltaNet,
+    (state, queries): Changed,
+    cursor: &Cursor,
+    projected: &[Shared; MOST_PROJECTIONS],
+    out: &Shared,
+) {
+    let (heads, value_dim) = (net.config.value_heads, net.config.value_dim);
+    let read = |projection: usize, start: usize, to: &mut [f32]| {
+        if let Some(from) = projected.get(projection) {
+            from.read(start, to);
+        }
+    };
+    while let Some(taken) = cursor.take(queries.len() * heads, 1) {
+        let head = taken.start % heads;
+        let Some(queries) = queries.get(taken.start / heads) else { continue };
+        let seen = mix_head(net, (state, queries), head, read);
+        for (row, seen) in (queries.first_row..).zip(seen.chunks_exact(value_dim)) {
+            out.write(row * net.width() + net.place(head) * value_dim, seen);
+        }
+    }
+}
+
+/// What the tokens of so many rows see, `[rows, width]`, by all threads, in place of what `out` has.
+pub(super) fn mix_rows(
+    net: &DeltaNet,
+    (state, queries): Changed,
+    projected: &[Vec<f32>],
+    rows: usize,
+    out: &mut Vec<f32>,
+) {
+    let (heads, value_dim, width) = (net.config.value_heads, net.config.value_dim, net.width());
+    let read = |projection: usize, start: usize, to: &mut [f32]| {
+        let from = projected.get(projection).and_then(|from| from.get(start..));
+        to.iter_mut().zip(from.unwrap_or_default()).for_each(|(to, from)| *to = *from);
+    };
+    let mut of_heads = vec![Vec::new(); queries.len() * heads];
+    tasks::for_each(&mut of_heads, |index, seen| {
+        if let Some(queries) = queries.get(index / heads) {
+            *seen = mix_head(net, (state, queries), index % heads, read);
+        }
+    });
+    out.resize(rows * width, 0.);
+    for (queries, of_heads) in queries.iter().zip(of_heads.chunks_exact(heads)) {
+        let start = queries.first_row * width;
+        let rows = out.get_mut(start..start + queries.tokens * width).unwrap_or_default();
+        tasks::for_each(rows.chunks_exact_mut(width), |token, row| {
+            for (head, seen) in of_heads.iter().enumerate() {
+                let to = row.iter_mut().skip(net.place(head) * value_dim);
+                let seen = seen.get(token * value_dim..(token + 1) * value_dim);
+                to.zip(seen.unwrap_or_default()).for_each(|(to, seen)| *to = *seen);
+            }
+        });
+    }
+}
+
+/// Changes a head of values by the tokens of a sequence, and returns what they see, `[tokens, value_dim]`.
+fn mix_head(
+    net: &DeltaNet,
+    (state, queries): (&DeltaNetState, &Queries),
+    head: usize,
+    read: impl Fn(usize, usize, &mut [f32]),
+) -> Vec<f32> {
+    let &Queries { sequence, position, tokens, first_row } = queries;
+    let Some(mut state) = state.head(sequence, head) else { return Vec::new() };
+    mix(net, head, position == 0, &mut state, HeadInputs::new(net, head, (first_row, tokens), read))
+}
+
+/// Checks that a state fits, and that tokens go on where it is.
+pub(super) fn check_state(net: &DeltaNet, queries: &[Queries], state: Option<&DeltaNetState>) -> Result<()> {
+    let Some(state) = state.filter(|state| state.device().is_cpu()) else {
+        return Err(Error::mismatch("states", "one on the CPU for each layer", "fewer, or another").into());
+    };
+    if *state.config() != net.config {
+        let (expected, found) = (format!("of {:?}", net.config), format!("of {:?}", state.config()));
+        return Err(Error::mismatch("state", expected, found).into());
+    }
+    for &Queries { sequence, position, .. } in queries {
+        state.check_sequence(sequence)?;
+        check_position(state.len(sequence), position)?;
+    }
+    Ok(())
+}
 
 /// What a head of values is given of some tokens, one after another.
-pub(super) struct HeadInputs {
+struct HeadInputs {
     /// Query, key and values, before their convolution.
     x: Vec<f32>,
     /// As many as there are values.
@@ -20,7 +113,7 @@ pub(super) struct HeadInputs {
 
 impl HeadInputs {
     /// Of head `head` of the rows from `first` on. `read` copies what the projection with a number makes, from a place on.
-    pub(super) fn new(
+    fn new(
         net: &DeltaNet,
         head: usize,
         (first, tokens): (usize, usize),
@@ -60,13 +153,7 @@ impl HeadInputs {
 
 /// Changes the state of a head of values by its tokens, and returns what they see, `[tokens, value_dim]`. `begins`: no token was
 /// before them.
-pub(super) fn mix(
-    net: &DeltaNet,
-    head: usize,
-    begins: bool,
-    state: &mut DeltaHead,
-    mut inputs: HeadInputs,
-) -> Vec<f32> {
+fn mix(net: &DeltaNet, head: usize, begins: bool, state: &mut DeltaHead, mut inputs: HeadInputs) -> Vec<f32> {
     let (key_dim, value_dim, size) =
         (net.config.key_dim, net.config.value_dim, net.config.channels_of_head());
     for (numbers, len) in
@@ -109,26 +196,6 @@ pub(super) fn mix(
         out.iter_mut().zip(gate).for_each(|(out, gate)| *out *= gate);
     }
     out
-}
-
-/// Reads what projections have made of all rows.
-pub(super) fn of_all(projected: &[Vec<f32>]) -> impl Fn(usize, usize, &mut [f32]) + '_ {
-    |projection, start, to| {
-        let from = projected.get(projection).and_then(|from| from.get(start..));
-        to.iter_mut().zip(from.unwrap_or_default()).for_each(|(to, from)| *to = *from);
-    }
-}
-
-/// Puts what all heads give, `[tokens, value_dim]` each, into rows of tokens.
-pub(super) fn scatter(net: &DeltaNet, of_heads: &[Vec<f32>], rows: &mut [f32]) {
-    let value_dim = net.config.value_dim;
-    tasks::for_each(rows.chunks_exact_mut(net.width()), |token, row| {
-        for (head, out) in of_heads.iter().enumerate() {
-            let to = row.iter_mut().skip(net.place(head) * value_dim);
-            let from = out.get(token * value_dim..(token + 1) * value_dim);
-            to.zip(from.unwrap_or_default()).for_each(|(to, from)| *to = *from);
-        }
-    });
 }
 
 /// What the convolution makes of the first `kernel` tokens of `all`, for the channels of a head of values.

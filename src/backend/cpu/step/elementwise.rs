@@ -1,7 +1,7 @@
 //! What a step does between matmuls, on rows of f32. Loops are written so that the compiler makes vectors of them.
 
 use super::super::isa::vectorized;
-use crate::backend::step::{Activation, ExpertGating, Norm};
+use crate::backend::step::{Activation, ExpertGating, Norm, UNIT_EPS};
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// Sums of independent lanes, which vectorize and lose less to rounding than one running sum.
@@ -78,9 +78,7 @@ fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f64 {
 
 /// Brings a head to a length, as far as it has one: to the square of what it has, a little is added.
 pub(super) fn to_length(x: &mut [f32], length: f32) {
-    /// No number of any config.
-    const EPS: f64 = 1e-6;
-    let square = squares(x) + EPS;
+    let square = squares(x) + UNIT_EPS;
     let factor = (f64::from(length) / square.sqrt()) as f32;
     x.iter_mut().for_each(|x| *x *= factor);
 }

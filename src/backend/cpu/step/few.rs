@@ -6,6 +6,7 @@
 use super::super::fast_kernel::Digits;
 use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
 use super::attend::Layers;
+use super::delta_net::mix_share;
 use super::elementwise::{activate, normalize, scale_and_cap};
 use super::operand::{embedded, Operand};
 use crate::backend::step::{ExpertBlock, Input, Node, Norm, Out, Plan, Projection, MOST_PROJECTIONS};
@@ -160,7 +161,11 @@ impl Step<'_> {
                 let out = (self.partials, &buffers.attended);
                 self.layers.compute(heads, (member, cursors), &buffers.projected, out)?;
             }
-            Node::DeltaNet(net) => self.layers.mix(net, cursor, &buffers.projected, &buffers.attended),
+            Node::DeltaNet(net) => {
+                if let Some(changed) = self.layers.state(net) {
+                    mix_share(net, changed, cursor, &buffers.projected, &buffers.attended);
+                }
+            }
             Node::AddAttended(projection, out) => {
                 self.add((projection, out), &buffers.attended, member, cursors)?;
             }

@@ -6,6 +6,7 @@ use super::super::isa;
 use super::super::low_rank::LowRank;
 use super::super::tasks;
 use super::attend::Layers;
+use super::delta_net::mix_rows;
 use super::elementwise::{activate, normalize, scale_and_cap};
 use super::experts::experts_of_many;
 use super::operand::{embedded, in_order};
@@ -51,7 +52,11 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut StepCaches<KvCache>) -
                 }
             }
             Node::Attend(heads) => layers.compute_many(heads, &mut projected, &mut attended),
-            Node::DeltaNet(net) => layers.mix_many(net, &projected, &mut attended),
+            Node::DeltaNet(net) => {
+                if let Some(changed) = layers.state(net) {
+                    mix_rows(net, changed, &projected, input.tokens.len(), &mut attended);
+                }
+            }
             Node::AddAttended(projection, out) => {
                 multiply(projection, &attended, &mut output)?;
                 add(&mut hidden, &output, out, plan.hidden);

@@ -12,7 +12,7 @@ mod place;
 #[cfg(test)]
 mod tests;
 
-use super::tasks;
+use super::attention::Queries;
 use super::team::Crew;
 use crate::backend::step::{DeltaNet, Input, Plan};
 use crate::backend::StepCaches;
@@ -53,18 +53,9 @@ pub(in crate::backend) fn mix_all(
     (texts, tokens): (usize, usize),
     projected: &[Vec<f32>],
 ) -> Vec<f32> {
-    let heads = net.config.value_heads;
-    let mut of_heads = vec![Vec::new(); texts * heads];
-    tasks::for_each(&mut of_heads, |index, out| {
-        let (text, head) = (index / heads, index % heads);
-        let Some(mut of_head) = state.head(text, head) else { return };
-        let inputs =
-            delta_net::HeadInputs::new(net, head, (text * tokens, tokens), delta_net::of_all(projected));
-        *out = delta_net::mix(net, head, state.len(text) == 0, &mut of_head, inputs);
-    });
-    let mut all = vec![0.; texts * tokens * net.width()];
-    for (rows, of_heads) in all.chunks_exact_mut(tokens * net.width()).zip(of_heads.chunks_exact(heads)) {
-        delta_net::scatter(net, of_heads, rows);
-    }
-    all
+    let queries =
+        |text| Queries { sequence: text, position: state.len(text), tokens, first_row: text * tokens };
+    let (queries, mut out) = ((0..texts).map(queries).collect::<Vec<_>>(), Vec::new());
+    delta_net::mix_rows(net, (state, &queries), projected, texts * tokens, &mut out);
+    out
 }

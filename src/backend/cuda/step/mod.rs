@@ -20,6 +20,7 @@ mod pinned;
 mod projections;
 
 use super::attention::keeps_ring;
+use super::bindings::CQ_NO_POSITION;
 use super::card::Card;
 use super::memory::{address_mut, allocate, Locked};
 use crate::backend::sample::{Choice, Draw};
@@ -38,6 +39,8 @@ use memory::{zeroed, Addresses, Constants};
 use pinned::Pinned;
 use std::sync::Arc;
 use std::thread::ThreadId;
+
+const _: () = assert!(NO_POSITION == CQ_NO_POSITION, "where sequences without a token stand");
 
 /// The launches of a plan, made anew when its caches have got other memory, or tables of turns have no more rows.
 pub(crate) struct StepLaunches {
