@@ -20,7 +20,7 @@ use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
 use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx2::Avx2;
 use super::super::matrix::PackedMatrix;
-use super::super::row_gemv::{each_row_of_x, prefetch};
+use super::super::row_gemv::{each_row_of_x, Fetch};
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::outliers::{Found, Outliers};
@@ -117,12 +117,13 @@ impl Prepared {
         let groups = matrix.groups_per_row();
         let [mut scales, mut biases] = [(); 2].map(|()| vec![0f32; ROWS_PER_PASS * groups]);
         let mut scaled = Scaled::new(groups);
+        let fetch = Fetch::best();
         // Every row of x, and its outliers, meet a few rows of the weight while these are in a near cache.
         for (pass, out) in out.chunks_mut(ROWS_PER_PASS * m).enumerate() {
             let first_row = first_row + pass * ROWS_PER_PASS;
             let rows = out.len() / m;
             for (ahead, bytes) in matrix.scales_from(first_row + ROWS_AHEAD) {
-                prefetch(ahead, ROWS_PER_PASS * bytes, 0);
+                fetch.bytes(ahead, ROWS_PER_PASS * bytes);
             }
             // Rows lie one behind the other: their groups are those of one long row.
             matrix.row_params(first_row, 0..rows * groups, &mut scales, &mut biases);
@@ -250,7 +251,7 @@ fn dot_rows<const BITS: usize, const VECTORS: usize, const KIND: u8, const DIGIT
 ) {
     let block_bytes = const { 4 * VECTORS * BITS };
     let block_digits = const { block_digits(BITS, VECTORS) * DIGITS };
-    let geometry = x.geometry;
+    let (geometry, fetch) = (x.geometry, Fetch::best());
     let (words, count) = matrix.rows_words(first_row, sums.len());
     let row_bytes = words.len() / count.max(1) * 4;
     let (blocks, whole) = (row_bytes.div_ceil(block_bytes), row_bytes / block_bytes);
@@ -275,7 +276,7 @@ fn dot_rows<const BITS: usize, const VECTORS: usize, const KIND: u8, const DIGIT
             unsafe {
                 for block in 0..whole {
                     let at = codes.wrapping_add(block * block_bytes);
-                    prefetch(at, block_bytes, AHEAD);
+                    fetch.bytes(at.wrapping_add(AHEAD), block_bytes);
                     *total = add_block::<BITS, VECTORS, KIND, DIGITS>(x, at, scales, block, *total);
                 }
                 if whole < blocks {

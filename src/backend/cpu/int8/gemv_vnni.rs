@@ -20,7 +20,7 @@ use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Pass, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Fetch, Pass, LANES, ROWS};
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{FixedPoint, LIMB_BITS};
@@ -32,9 +32,6 @@ use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 use std::ptr;
-
-/// How many bytes ahead of the codes that are multiplied others are fetched at least.
-const AHEAD: usize = 8192;
 
 /// The kernel, and the proof that the CPU has its instructions.
 #[derive(Clone, Copy, Debug)]
@@ -178,13 +175,11 @@ fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8, const LIM
     assert!(KIND != MXFP4 || x.lane_units.len() >= blocks * LANES);
     let last_group = (blocks.saturating_sub(1) * 64 * VECTORS) >> x.group_shift;
     assert!(pass.scales_per_row() >= last_group + LANES);
-    // The same place in rows that come later: those of a group are read side by side.
-    let group_bytes = (ROWS * row_bytes).max(64);
-    let ahead = group_bytes * AHEAD.div_ceil(group_bytes);
+    let fetch = Fetch::best();
     // What rows have of an incomplete last block, and zeros.
     let mut ends = [[0u32; 32]; ROWS];
     for (part, sums) in sums.chunks_mut(ROWS).enumerate() {
-        pass.fetch_ahead(part);
+        pass.fetch_ahead(part, fetch);
         let (mut codes, mut scales, mut biases) =
             ([ptr::null(); ROWS], [ptr::null(); ROWS], [ptr::null(); ROWS]);
         for row in 0..ROWS {
@@ -192,18 +187,20 @@ fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8, const LIM
             codes[row] = of.words.as_ptr().cast::<u8>();
             scales[row] = of.scales.as_ptr();
             biases[row] = of.biases.as_ptr();
-            let end = &of.words[whole * block_bytes / 4..];
-            ends[row][..end.len()].copy_from_slice(end);
+            // Where there is no end, a copy of nothing would be a call.
+            if whole < blocks {
+                let end = &of.words[whole * block_bytes / 4..];
+                ends[row][..end.len()].copy_from_slice(end);
+            }
         }
         let mut totals = [_mm512_setzero_ps(); ROWS];
         let (mut block, mut end) = (0, whole);
         // One loop, lest the body of it be a function that is called.
         loop {
             while block < end {
+                fetch.ahead_of_rows(codes[0], block, block_bytes);
                 // SAFETY: the assertions cover every block. Whole ones lie in the rows, an incomplete one in `ends`.
-                totals = unsafe {
-                    add_block::<BITS, VECTORS, KIND, LIMBS>(x, codes, scales, (block, ahead), totals)
-                };
+                totals = unsafe { add_block::<BITS, VECTORS, KIND, LIMBS>(x, codes, scales, block, totals) };
                 block += 1;
             }
             if block == blocks {
@@ -237,7 +234,7 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
     x: &FixedPoint,
     codes: [*const u8; ROWS],
     scales: [*const f32; ROWS],
-    (block, ahead): (usize, usize),
+    block: usize,
     mut totals: [__m512; ROWS],
 ) -> [__m512; ROWS] {
     let block_bytes = const { 8 * VECTORS * BITS };
@@ -246,7 +243,6 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
         let (mut first, mut second) = ([_mm512_setzero_si512(); ROWS], [_mm512_setzero_si512(); ROWS]);
         for row in 0..ROWS {
             let at = codes[row].wrapping_add(block * block_bytes);
-            prefetch(at, block_bytes, ahead);
             first[row] = load(at, 0, block_bytes.min(64), block_bytes);
             second[row] = load(at, 64, block_bytes.saturating_sub(64), block_bytes);
         }

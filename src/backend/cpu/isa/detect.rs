@@ -99,3 +99,24 @@ pub(in crate::backend::cpu) fn best() -> &'static InstructionSet {
         named.or(available().first()).copied().unwrap_or(InstructionSet::Portable(Portable))
     })
 }
+
+/// Whether the CPU is one of AMD with a first-level cache of 48 KiB or more for data (Zen 5); Intel's have not been measured.
+#[cfg(target_arch = "x86_64")]
+pub(in crate::backend::cpu) fn has_large_first_cache() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    const EXTENDED: u32 = 0x8000_0000;
+    const CACHES: u32 = 0x8000_001D;
+    static IS_LARGE: OnceLock<bool> = OnceLock::new();
+    *IS_LARGE.get_or_init(|| {
+        let has_leaf = __cpuid(EXTENDED).eax >= CACHES;
+        // Where the leaf is none, all is zero, and that no cache.
+        let first = __cpuid_count(CACHES, 0);
+        let part =
+            |register: u32, shift: u32, bits: u32| u64::from(register >> shift & ((1 << bits) - 1)) + 1;
+        let bytes = part(first.ebx, 22, 10)
+            * part(first.ebx, 12, 10)
+            * part(first.ebx, 0, 12)
+            * (u64::from(first.ecx) + 1);
+        has_leaf && first.eax & 0x1F == 1 && bytes >= 48 << 10
+    })
+}

@@ -25,6 +25,8 @@ pub(super) mod portable;
 #[cfg(test)]
 mod tests;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use detect::has_large_first_cache;
 #[cfg(test)]
 pub(super) use detect::{available, tested};
 pub(super) use detect::{best, InstructionSet};
