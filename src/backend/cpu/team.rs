@@ -179,11 +179,11 @@ impl Cursor {
         (start < len).then(|| start..len.min(start + step))
     }
 
-    /// A share of the items that no member has taken, `least` or more: half of what would be each one's, so that shares become
-    /// small where all are about to meet.
+    /// A share of the items that no member has taken, `least` or more: three quarters of what would be each one's. So shares are few,
+    /// since a member begins each by waiting for memory, and become small where all are about to meet.
     pub(super) fn take_share(&self, len: usize, least: usize, member: &Member) -> Option<Range<usize>> {
         let end = |start: usize| {
-            let share = len.saturating_sub(start) / (2 * member.count());
+            let share = len.saturating_sub(start) / 4 * 3 / member.count();
             len.min(start + share.max(least))
         };
         let next = |start: usize| (start < len).then(|| end(start));
@@ -265,7 +265,7 @@ mod tests {
             let mut next = 0;
             for share in taken {
                 assert_eq!(share.start, next, "{members} members");
-                let of_rest = ((len - next) / (2 * members)).max(least);
+                let of_rest = ((len - next) / 4 * 3 / members).max(least);
                 assert_eq!(share.len(), of_rest.min(len - next), "{members} members at {next}");
                 next = share.end;
             }

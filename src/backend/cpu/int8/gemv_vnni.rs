@@ -84,6 +84,7 @@ impl PreparedX for Prepared {
         let m = self.rows.len().max(1);
         let stride = self.rows.first().map_or(LANES, |x| self.scaling(x).stride);
         let mut room = row_gemv::room_for_scales(stride);
+        row_gemv::fetch_first(matrix, first_row, out.len() / m);
         // Every row of x, and its outliers, meet a few rows of the weight while these are in a near cache.
         for (pass, out) in out.chunks_mut(ROWS_PER_PASS * m).enumerate() {
             let first_row = first_row + pass * ROWS_PER_PASS;

@@ -79,6 +79,16 @@ pub(super) fn room_for_scales(stride: usize) -> Aligned<f32> {
     Aligned::new(ROWS_PER_PASS * (stride + 2 * stride.div_ceil(8)))
 }
 
+/// Begins to fetch what the first of so many rows need, for which nothing was fetched on the way.
+pub(super) fn fetch_first(matrix: &PackedMatrix, first_row: usize, rows: usize) {
+    let fetch = Fetch::best();
+    let (words, rows) = matrix.rows_words(first_row, rows);
+    fetch.bytes(words.as_ptr().cast(), AHEAD.min(words.len() * 4));
+    for (first, bytes) in matrix.scales_from(first_row) {
+        fetch.bytes(first, ROWS_AHEAD.min(rows) * bytes);
+    }
+}
+
 /// The sums of at most [`ROWS_PER_PASS`] rows from `first_row` on, one for each of `output`, by `dot`.
 pub(super) fn dot_rows(
     isa: Avx512,
