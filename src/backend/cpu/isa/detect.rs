@@ -120,3 +120,20 @@ pub(in crate::backend::cpu) fn has_large_first_cache() -> bool {
         has_leaf && first.eax & 0x1F == 1 && bytes >= 48 << 10
     })
 }
+
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
+mod tests {
+    use super::has_large_first_cache;
+    use std::fs::read_to_string;
+
+    #[test]
+    fn the_first_cache_is_as_large_as_linux_says() {
+        let is_amd = read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("AuthenticAMD"));
+        // The first one of data is number 0. A sandbox may hide it.
+        let size = read_to_string("/sys/devices/system/cpu/cpu0/cache/index0/size").ok();
+        match size.and_then(|size| size.trim().strip_suffix('K')?.parse::<u32>().ok()) {
+            Some(kib) => assert_eq!(has_large_first_cache(), is_amd && kib >= 48, "{kib} KiB"),
+            None => assert!(is_amd || !has_large_first_cache()),
+        }
+    }
+}
