@@ -117,13 +117,12 @@ impl Prepared {
         let groups = matrix.groups_per_row();
         let [mut scales, mut biases] = [(); 2].map(|()| vec![0f32; ROWS_PER_PASS * groups]);
         let mut scaled = Scaled::new(groups);
-        let fetch = Fetch::best();
         // Every row of x, and its outliers, meet a few rows of the weight while these are in a near cache.
         for (pass, out) in out.chunks_mut(ROWS_PER_PASS * m).enumerate() {
             let first_row = first_row + pass * ROWS_PER_PASS;
             let rows = out.len() / m;
             for (ahead, bytes) in matrix.scales_from(first_row + ROWS_AHEAD) {
-                fetch.bytes(ahead, ROWS_PER_PASS * bytes);
+                Fetch::Second.bytes(ahead, ROWS_PER_PASS * bytes);
             }
             // Rows lie one behind the other: their groups are those of one long row.
             matrix.row_params(first_row, 0..rows * groups, &mut scales, &mut biases);
@@ -251,7 +250,7 @@ fn dot_rows<const BITS: usize, const VECTORS: usize, const KIND: u8, const DIGIT
 ) {
     let block_bytes = const { 4 * VECTORS * BITS };
     let block_digits = const { block_digits(BITS, VECTORS) * DIGITS };
-    let (geometry, fetch) = (x.geometry, Fetch::best());
+    let geometry = x.geometry;
     let (words, count) = matrix.rows_words(first_row, sums.len());
     let row_bytes = words.len() / count.max(1) * 4;
     let (blocks, whole) = (row_bytes.div_ceil(block_bytes), row_bytes / block_bytes);
@@ -276,7 +275,7 @@ fn dot_rows<const BITS: usize, const VECTORS: usize, const KIND: u8, const DIGIT
             unsafe {
                 for block in 0..whole {
                     let at = codes.wrapping_add(block * block_bytes);
-                    fetch.bytes(at.wrapping_add(AHEAD), block_bytes);
+                    Fetch::Second.bytes(at.wrapping_add(AHEAD), block_bytes);
                     *total = add_block::<BITS, VECTORS, KIND, DIGITS>(x, at, scales, block, *total);
                 }
                 if whole < blocks {

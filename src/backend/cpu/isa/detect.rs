@@ -108,8 +108,11 @@ pub(in crate::backend::cpu) fn has_large_first_cache() -> bool {
     const CACHES: u32 = 0x8000_001D;
     static IS_LARGE: OnceLock<bool> = OnceLock::new();
     *IS_LARGE.get_or_init(|| {
-        let has_leaf = __cpuid(EXTENDED).eax >= CACHES;
-        // Where the leaf is none, all is zero, and that no cache.
+        // Intel's have no such leaf.
+        if __cpuid(EXTENDED).eax < CACHES {
+            return false;
+        }
+        // Zeros, where a machine hides it, are no cache.
         let first = __cpuid_count(CACHES, 0);
         let part =
             |register: u32, shift: u32, bits: u32| u64::from(register >> shift & ((1 << bits) - 1)) + 1;
@@ -117,7 +120,7 @@ pub(in crate::backend::cpu) fn has_large_first_cache() -> bool {
             * part(first.ebx, 12, 10)
             * part(first.ebx, 0, 12)
             * (u64::from(first.ecx) + 1);
-        has_leaf && first.eax & 0x1F == 1 && bytes >= 48 << 10
+        first.eax & 0x1F == 1 && bytes >= 48 << 10
     })
 }
 

@@ -169,7 +169,7 @@ impl Fetch {
     }
 
     /// What lies ahead of a block of [`ROWS`] rows, the first of which begins at an address, and whose blocks are of so many bytes:
-    /// as much as is multiplied, but in the order of memory, which is read up to 1.5 times as fast as the same places of
+    /// as much as is multiplied, but in the order of memory, which is read up to 1.35 times as fast as the same places of
     /// rows that come later (benches/results/2026-11-29-epyc-vnni-2-cores/prefetch.md).
     #[inline(always)]
     pub(super) fn ahead_of_rows(self, first: *const u8, block: usize, block_bytes: usize) {
