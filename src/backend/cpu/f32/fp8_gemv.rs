@@ -13,7 +13,7 @@ use super::super::isa::avx512::Avx512;
 use super::super::isa::avx512_e4m3::{any_rare, by_bits, by_tables, numbers, rank};
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Fetch, Pass, Row, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Fetch, Pass, Room, Row, LANES, ROWS};
 use crate::format::{Element, Scale, ZeroPoint};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
@@ -82,7 +82,7 @@ impl PreparedX for Prepared {
         let scaling = Scaling::none(matrix.groups_per_row());
         let multiplier = output_multiplier(matrix);
         let group_shift = matrix.format.group_size().trailing_zeros();
-        let mut room = row_gemv::room_for_scales(scaling.stride);
+        let mut room = Room::new(matrix, &scaling);
         row_gemv::fetch_first(matrix, first_row, out.len() / self.rows.len().max(1));
         for (pass, out) in out.chunks_mut(ROWS_PER_PASS * self.rows.len().max(1)).enumerate() {
             let first_row = first_row + pass * ROWS_PER_PASS;

@@ -23,7 +23,7 @@ use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::{each_row_of_x, Fetch};
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
-use super::outliers::{Found, Outliers};
+use super::outliers::{most_by_columns, Found, Outliers};
 use super::unpack::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, MXFP4, NVFP4};
 use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
@@ -80,7 +80,7 @@ impl RowKernel for Int8GemvAvx2 {
     ) -> Result<Box<dyn PreparedX>, NotRepresentable> {
         let codes = codes_of(format).ok_or(NotRepresentable)?;
         let group_size = format.group_size();
-        let found = Found::new(self.isa, (x, k), group_size, digits, Threads::This)?;
+        let found = Found::new(self.isa, (x, k), group_size, (digits, most_by_columns(k)), Threads::This)?;
         let x = found.taken_out_of(x, k);
         let geometry = Geometry::of(&codes, group_size);
         let rows = x.chunks_exact(k).map(|x| XRow::new(self.isa, &codes, geometry, x, digits.count));

@@ -14,17 +14,16 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
-use super::super::aligned::Aligned;
 use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
-use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Fetch, Pass, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Fetch, Pass, Room, LANES, ROWS};
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{FixedPoint, LIMB_BITS};
-use super::outliers::{Found, Outliers};
+use super::outlier_windows::{most_by_windows, Windows};
+use super::outliers::{most_by_columns, Found};
 use super::unpack::{
     splits_sum, unpack_vector, AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4,
 };
@@ -59,20 +58,23 @@ impl RowKernel for Int8GemvVnni {
     ) -> Result<Box<dyn PreparedX>, NotRepresentable> {
         let codes = IntegerCodes::of(format).ok_or(NotRepresentable)?;
         let (isa, group_size) = (self.isa.avx512, format.group_size());
-        let found = Found::new(isa, (x, k), group_size, digits, Threads::This)?;
+        let most = if digits.strict { most_by_windows(k) } else { most_by_columns(k) };
+        let found = Found::new(isa, (x, k), group_size, (digits, most), Threads::This)?;
         let x = found.taken_out_of(x, k);
-        let fixed = |x| FixedPoint::new(isa, &codes, group_size, x, digits.count);
-        let rows = x.chunks_exact(k).map(fixed).collect::<Result<_, _>>()?;
-        Ok(Box::new(Prepared { isa: self.isa, codes, rows, outliers: found.by_columns() }))
+        let row = |(row, x)| {
+            let outliers = Windows::new(format, k, found.of_row(row));
+            Ok((FixedPoint::new(isa, &codes, group_size, x, digits.count)?, outliers))
+        };
+        let rows = x.chunks_exact(k).enumerate().map(row).collect::<Result<_, _>>()?;
+        Ok(Box::new(Prepared { isa: self.isa, codes, rows }))
     }
 }
 
-/// Rows of x as fixed-point numbers for these codes.
+/// Rows of x as fixed-point numbers for these codes, and what was taken out of each.
 struct Prepared {
     isa: Avx512Vnni,
     codes: IntegerCodes,
-    rows: Vec<FixedPoint>,
-    outliers: Outliers,
+    rows: Vec<(FixedPoint, Windows)>,
 }
 
 impl PreparedX for Prepared {
@@ -81,20 +83,19 @@ impl PreparedX for Prepared {
     }
 
     fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
-        let m = self.rows.len().max(1);
-        let stride = self.rows.first().map_or(LANES, |x| self.scaling(x).stride);
-        let mut room = row_gemv::room_for_scales(stride);
+        let Some((first, _)) = self.rows.first() else { return };
+        let m = self.rows.len();
+        // Rows of x have as many groups.
+        let mut room = Room::new(matrix, &self.scaling(first));
+        let rows_of_pass = row_gemv::rows_of_pass(matrix);
         row_gemv::fetch_first(matrix, first_row, out.len() / m);
         // Every row of x, and its outliers, meet a few rows of the weight while these are in a near cache.
-        for (pass, out) in out.chunks_mut(ROWS_PER_PASS * m).enumerate() {
-            let first_row = first_row + pass * ROWS_PER_PASS;
+        for (pass, out) in out.chunks_mut(rows_of_pass * m).enumerate() {
             each_row_of_x(m, out, |index, sums| {
                 if let Some(x) = self.rows.get(index) {
-                    self.multiply(matrix, x, &mut room, (first_row, sums));
+                    self.multiply(matrix, x, &mut room, (first_row + pass * rows_of_pass, sums));
                 }
             });
-            // SAFETY: `self.isa` proves that the CPU has the features of the function.
-            unsafe { self.add_outliers(matrix, first_row, m, out) };
         }
     }
 }
@@ -104,16 +105,17 @@ impl Prepared {
         Scaling::by_groups(&x.groups, self.codes.center as f32 * self.codes.unit)
     }
 
-    /// The products of the rows of a pass with a row of x, without those of outliers.
+    /// The products of the rows of a pass with a row of x.
     fn multiply(
         &self,
         matrix: &PackedMatrix,
-        x: &FixedPoint,
-        room: &mut Aligned<f32>,
-        output: (usize, &mut [f32]),
+        (x, outliers): &(FixedPoint, Windows),
+        room: &mut Room,
+        (first_row, sums): (usize, &mut [f32]),
     ) {
         let unit = x.unit * output_multiplier(matrix);
         let (codes, scaling) = (&self.codes, self.scaling(x));
+        let output = (first_row, &mut *sums);
         row_gemv::dot_rows(self.isa.avx512, matrix, (&scaling, room), output, |pass, sums| {
             // SAFETY: `self.isa` proves that the CPU has the features of the functions.
             unsafe {
@@ -124,12 +126,7 @@ impl Prepared {
                 }
             }
         });
-    }
-
-    /// See [`Outliers::add_products`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn add_outliers(&self, matrix: &PackedMatrix, first_row: usize, m: usize, out: &mut [f32]) {
-        self.outliers.add_products(matrix, first_row, m, out);
+        outliers.add_products(self.isa, matrix, first_row, sums, &mut room.units);
     }
 }
 

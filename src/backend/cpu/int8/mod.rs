@@ -16,6 +16,7 @@ mod gemm_avx2;
 mod gemm_vnni;
 pub(super) mod gemv_avx2;
 pub(super) mod gemv_vnni;
+mod outlier_windows;
 mod outliers;
 mod panel_columns;
 mod panels_avx2;

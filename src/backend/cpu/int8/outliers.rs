@@ -29,6 +29,12 @@ const LIMIT: f32 = (1u128 << 96) as f32;
 /// The least of what is largest in a group, unless all is zero: their units are normal numbers, whose inverses are, too.
 const LEAST: f32 = 1. / (1u128 << 100) as f32;
 
+/// So many in a row of `k` numbers, multiplied by columns, take about as much time as f32 does: the time of one is that of a few
+/// dozen other numbers, more or less.
+pub(super) fn most_by_columns(k: usize) -> usize {
+    16 + k / 256
+}
+
 /// Rows that a thread looks through at a time.
 const ROWS_AT_ONCE: usize = 16;
 
@@ -54,15 +60,16 @@ impl Outlier {
 pub(super) struct Found(Vec<Outlier>);
 
 impl Found {
-    /// Those of `k` numbers in each of some rows.
+    /// Those of `k` numbers in each of some rows. If there are more than so many in a row, on average, those that `digits` may lose
+    /// are none.
     ///
     /// # Errors
-    /// If there is a number that is no fixed-point number, or if there are so many outliers that f32 takes less time.
+    /// If there is a number that is no fixed-point number, or if there are more outliers, and digits may lose none.
     pub(super) fn new(
         isa: impl Magnitudes,
         (x, k): (&[f32], usize),
         group_size: usize,
-        digits: Digits,
+        (digits, most): (Digits, usize),
         threads: Threads,
     ) -> Result<Self, NotRepresentable> {
         let find = |first_row: usize, x: &[f32]| {
@@ -90,8 +97,7 @@ impl Found {
                 parts.into_iter().collect::<Result<Vec<_>, _>>()?.concat()
             }
         };
-        // The time of one is that of a few dozen other numbers, more or less.
-        match all.len() > x.len() / k.max(1) * (16 + k / 256) {
+        match all.len() > x.len() / k.max(1) * most {
             true if digits.strict => Err(NotRepresentable),
             true => Ok(Self(Vec::new())),
             false => Ok(Self(all)),
@@ -128,6 +134,10 @@ impl Found {
 pub(super) struct OfRow<'a>(&'a [Outlier]);
 
 impl OfRow<'_> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Outlier> {
+        self.0.iter()
+    }
+
     /// Whether there are any below a column.
     #[inline(always)]
     pub(super) fn any_below(&self, k: usize) -> bool {

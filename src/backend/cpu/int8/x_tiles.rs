@@ -5,7 +5,7 @@ use super::super::fast_kernel::{Digits, NotRepresentable};
 use super::super::tasks::{self, Threads};
 use super::codes::IntegerCodes;
 use super::gemm::Multiplier;
-use super::outliers::{Found, Outliers};
+use super::outliers::{most_by_columns, Found, Outliers};
 use super::weight_panels::{element, Panels};
 use crate::QuantFormat;
 
@@ -61,7 +61,7 @@ impl XTiles {
         threads: Threads,
     ) -> Result<Self, NotRepresentable> {
         let (group_size, layout) = (format.group_size(), M::LAYOUT);
-        let found = Found::new(multiplier.panels().magnitudes(), (x, k), group_size, digits, threads)?;
+        let found = Found::new(multiplier.panels().magnitudes(), (x, k), group_size, (digits, most_by_columns(k)), threads)?;
         let (m, digits) = (x.len() / k, digits.count);
         let largest = M::LARGEST_TILE.get(digits - 1).copied().unwrap_or(1);
         let largest = match layout {

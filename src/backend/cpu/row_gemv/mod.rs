@@ -9,6 +9,7 @@ use super::group_params::ROWS_PER_PASS;
 use super::isa::avx512::Avx512;
 use super::isa::has_large_first_cache;
 use super::matrix::PackedMatrix;
+use crate::format::SUPER_BLOCK;
 use scales::{scale_rows, Scaling};
 use std::arch::x86_64::*;
 
@@ -73,10 +74,29 @@ pub(super) struct Row<'a> {
     pub(super) scales: &'a [f32],
 }
 
-/// What [`dot_rows`] prepares scales and biases in, for rows of such a stride ([`Scaling::stride`]); behind these is room for
-/// what scales and biases of super-blocks count, of which there is one for eight groups or more.
-pub(super) fn room_for_scales(stride: usize) -> Aligned<f32> {
-    Aligned::new(ROWS_PER_PASS * (stride + 2 * stride.div_ceil(8)))
+/// What scales and biases of up to [`ROWS_PER_PASS`] rows are prepared in.
+pub(super) struct Room {
+    scaled: Aligned<f32>,
+    /// What those of super-blocks count.
+    pub(super) units: Aligned<f32>,
+}
+
+impl Room {
+    pub(super) fn new(matrix: &PackedMatrix, scaling: &Scaling) -> Self {
+        let blocks = matrix.super_blocks.map_or(0, |_| matrix.k / SUPER_BLOCK);
+        Self {
+            scaled: Aligned::new(ROWS_PER_PASS * scaling.stride),
+            units: Aligned::new(2 * ROWS_PER_PASS * blocks),
+        }
+    }
+}
+
+/// Rows that are multiplied before anything else is: no more than the first cache has room for beside x and what is fetched, since
+/// outliers need their codes once more, and no fewer than are summed together.
+pub(super) fn rows_of_pass(matrix: &PackedMatrix) -> usize {
+    const BYTES: usize = 16384;
+    let row_bytes = matrix.k * matrix.format.bits() / 8;
+    (BYTES / row_bytes.max(1) / ROWS * ROWS).clamp(ROWS, ROWS_PER_PASS)
 }
 
 /// Begins to fetch what the first of so many rows need, for which nothing was fetched on the way.
@@ -93,14 +113,13 @@ pub(super) fn fetch_first(matrix: &PackedMatrix, first_row: usize, rows: usize) 
 pub(super) fn dot_rows(
     isa: Avx512,
     matrix: &PackedMatrix,
-    (scaling, room): (&Scaling, &mut Aligned<f32>),
+    (scaling, room): (&Scaling, &mut Room),
     (first_row, output): (usize, &mut [f32]),
     dot: impl Fn(&Pass, &mut [f32]),
 ) {
     let (words, count) = matrix.rows_words(first_row, output.len());
-    let (scaled, units) = room.split_at_mut(ROWS_PER_PASS * scaling.stride);
-    let scaled = &mut scaled[..count * scaling.stride];
-    scale_rows(isa, (matrix, first_row), scaling, scaled, units);
+    let scaled = &mut room.scaled[..count * scaling.stride];
+    scale_rows(isa, (matrix, first_row), scaling, scaled, &mut room.units);
     let ahead = matrix.scales_from(first_row + ROWS_AHEAD);
     dot(&Pass { words, scaled, stride: scaling.stride, count, ahead }, &mut output[..count]);
 }

@@ -2,7 +2,8 @@
 
 use super::super::isa::avx512::Avx512;
 use super::super::matrix::{GroupValues, PackedMatrix};
-use super::stored::{Counted, E4m3, E8m0, Nothing, Stored, E4M3_FACTOR};
+pub(in super::super) use super::stored::Stored;
+use super::stored::{Counted, E4m3, E8m0, Nothing, E4M3_FACTOR};
 use super::LANES;
 use crate::format::{Scale, ZeroPoint, SUPER_BLOCK};
 use half::f16;
@@ -57,51 +58,104 @@ pub(super) fn scale_rows(
 
 /// See [`scale_rows`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn scale_rows_avx512<'a>(
-    (matrix, first_row): (&PackedMatrix<'a>, usize),
+fn scale_rows_avx512(
+    (matrix, first_row): (&PackedMatrix, usize),
     scaling: &Scaling,
     scaled: &mut [f32],
     units: &mut [f32],
 ) {
-    let groups = matrix.groups_per_row();
     let rows = scaled.len() / scaling.stride;
+    with_stored(matrix, (first_row, rows), units, Prepare { matrix, scaling, scaled });
+}
+
+/// What [`scale_rows`] makes of stored scales and biases.
+struct Prepare<'a> {
+    matrix: &'a PackedMatrix<'a>,
+    scaling: &'a Scaling<'a>,
+    scaled: &'a mut [f32],
+}
+
+impl WithStored for Prepare<'_> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn call<S: Stored, B: Stored>(self, scales: S, biases: B) {
+        let Self { matrix, scaling, scaled } = self;
+        let groups = matrix.groups_per_row();
+        if scaling.groups.is_empty() {
+            return widen_all((scales, groups), scaling, scaled);
+        }
+        let midpoint = match matrix.format.zero_point() {
+            ZeroPoint::Midpoint => matrix.format.midpoint(),
+            ZeroPoint::Bias | ZeroPoint::None => 0.,
+        };
+        scale_all((scales, groups), (biases, scaling.center - midpoint), scaling, scaled);
+    }
+}
+
+/// What is done with scales and biases as they are stored.
+pub(in super::super) trait WithStored {
+    /// Biases are as many as scales, or [`Nothing`].
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 (F, BW, DQ, VL), and the caller enables it.
+    unsafe fn call<S: Stored, B: Stored>(self, scales: S, biases: B);
+}
+
+/// Calls `what` with scales and biases of so many rows from the first on. `units` is for what those of super-blocks count, one
+/// for each of the rows' super-blocks, twice.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(in super::super) fn with_stored<'a>(
+    matrix: &PackedMatrix<'a>,
+    (first_row, rows): (usize, usize),
+    units: &mut [f32],
+    what: impl WithStored,
+) {
+    let groups = matrix.groups_per_row();
     let part = |values: GroupValues<'a>| values.slice(first_row * groups, rows * groups);
     let (scales, biases) = (part(matrix.scales), matrix.biases.map(part));
-    if scaling.groups.is_empty() {
-        return match scales {
-            GroupValues::Byte(scales) => widen_all((E8m0(scales), groups), scaling, scaled),
-            GroupValues::F16(scales) => widen_all((scales, groups), scaling, scaled),
-            GroupValues::Bf16(scales) => widen_all((scales, groups), scaling, scaled),
-            GroupValues::F32(scales) => widen_all((scales, groups), scaling, scaled),
-        };
-    }
-    match scales {
-        GroupValues::Byte(scales) => match (matrix.format.scale(), matrix.super_blocks) {
-            (Scale::E8m0, _) => scale_all((E8m0(scales), groups), (Nothing, 0.), scaling, scaled),
-            (Scale::SuperBlock, Some(of)) => {
-                let (group_size, blocks) = (matrix.format.group_size(), matrix.k / SUPER_BLOCK);
-                let (of_scales, of_biases) = units.split_at_mut(units.len() / 2);
-                let of_rows =
-                    |of: &'a [f16]| of.get(first_row * blocks..).and_then(|of| of.get(..rows * blocks));
-                let units = widened(of_rows(of.scales).unwrap_or_default(), of_scales);
-                let scales = (Counted::new(scales, units, group_size), groups);
-                match biases {
-                    Some(GroupValues::Byte(biases)) => {
-                        let units = widened(of_rows(of.biases).unwrap_or_default(), of_biases);
-                        let biases = Counted::new(biases, units, group_size);
-                        scale_all(scales, (biases, scaling.center), scaling, scaled);
+    // SAFETY: the features are enabled.
+    unsafe {
+        match scales {
+            GroupValues::Byte(scales) => match (matrix.format.scale(), matrix.super_blocks) {
+                (Scale::E8m0, _) => what.call(E8m0(scales), Nothing),
+                (Scale::SuperBlock, Some(of)) => {
+                    let (group_size, blocks) = (matrix.format.group_size(), matrix.k / SUPER_BLOCK);
+                    let (of_scales, of_biases) = units.split_at_mut(units.len() / 2);
+                    let of_rows =
+                        |of: &'a [f16]| of.get(first_row * blocks..).and_then(|of| of.get(..rows * blocks));
+                    let units = widened(of_rows(of.scales).unwrap_or_default(), of_scales);
+                    let scales = Counted::new(scales, units, group_size);
+                    match biases {
+                        Some(GroupValues::Byte(biases)) => {
+                            let units = widened(of_rows(of.biases).unwrap_or_default(), of_biases);
+                            what.call(scales, Counted::new(biases, units, group_size));
+                        }
+                        _ => what.call(scales, Nothing),
                     }
-                    _ => without_biases(matrix, scales, scaling, scaled),
                 }
-            }
-            // Float scales are no bytes.
-            (Scale::E4m3 | Scale::Float | Scale::SuperBlock, _) => {
-                scale_all((E4m3(scales), groups), (Nothing, 0.), scaling, scaled);
-            }
-        },
-        GroupValues::F16(scales) => with_biases(matrix, (scales, groups), biases, scaling, scaled),
-        GroupValues::Bf16(scales) => with_biases(matrix, (scales, groups), biases, scaling, scaled),
-        GroupValues::F32(scales) => with_biases(matrix, (scales, groups), biases, scaling, scaled),
+                // Float scales are no bytes.
+                (Scale::E4m3 | Scale::Float | Scale::SuperBlock, _) => what.call(E4m3(scales), Nothing),
+            },
+            GroupValues::F16(scales) => with_biases(scales, biases, what),
+            GroupValues::Bf16(scales) => with_biases(scales, biases, what),
+            GroupValues::F32(scales) => with_biases(scales, biases, what),
+        }
+    }
+}
+
+/// See [`with_stored`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn with_biases<S: Stored>(scales: S, biases: Option<GroupValues>, what: impl WithStored) {
+    // SAFETY: the features are enabled.
+    unsafe {
+        match biases {
+            Some(GroupValues::F16(biases)) => what.call(scales, biases),
+            Some(GroupValues::Bf16(biases)) => what.call(scales, biases),
+            Some(GroupValues::F32(biases)) => what.call(scales, biases),
+            // There are no biases of bytes beside float scales.
+            Some(GroupValues::Byte(_)) | None => what.call(scales, Nothing),
+        }
     }
 }
 
@@ -124,42 +178,6 @@ pub(in super::super) fn output_multiplier(matrix: &PackedMatrix) -> f32 {
         Scale::E4m3 => E4M3_FACTOR * matrix.global_scale,
         Scale::E8m0 | Scale::Float | Scale::SuperBlock => matrix.global_scale,
     }
-}
-
-/// See [`scale_rows`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn with_biases<S: Stored>(
-    matrix: &PackedMatrix,
-    scales: (S, usize),
-    biases: Option<GroupValues>,
-    scaling: &Scaling,
-    scaled: &mut [f32],
-) {
-    let center = scaling.center;
-    match biases {
-        Some(GroupValues::F16(biases)) => scale_all(scales, (biases, center), scaling, scaled),
-        Some(GroupValues::Bf16(biases)) => scale_all(scales, (biases, center), scaling, scaled),
-        Some(GroupValues::F32(biases)) => scale_all(scales, (biases, center), scaling, scaled),
-        // There are no biases of bytes beside float scales.
-        Some(GroupValues::Byte(_)) | None => without_biases(matrix, scales, scaling, scaled),
-    }
-}
-
-/// See [`scale_rows`]: biases are what the zero point says.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn without_biases<S: Stored>(
-    matrix: &PackedMatrix,
-    scales: (S, usize),
-    scaling: &Scaling,
-    scaled: &mut [f32],
-) {
-    let midpoint = match matrix.format.zero_point() {
-        ZeroPoint::Midpoint => matrix.format.midpoint(),
-        ZeroPoint::Bias | ZeroPoint::None => 0.,
-    };
-    scale_all(scales, (Nothing, scaling.center - midpoint), scaling, scaled);
 }
 
 /// See [`scale_rows`]: `scales` are those of all rows, with so many groups in each. Biases are as many or [`Nothing`];

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// Scales or biases as they are stored.
-pub(super) trait Stored: Copy {
+pub(in super::super) trait Stored: Copy {
     /// False for [`Nothing`] alone.
     const ANY: bool = true;
     /// Whether formats with such scales have biases.
