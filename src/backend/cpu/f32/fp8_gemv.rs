@@ -13,7 +13,7 @@ use super::super::isa::avx512::Avx512;
 use super::super::isa::avx512_e4m3::{any_rare, by_bits, by_tables, numbers, rank};
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Fetch, Pass, Room, Row, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Pass, Room, Row, LANES, ROWS};
 use crate::format::{Element, Scale, ZeroPoint};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
@@ -124,15 +124,14 @@ fn dot_pass(pass: &Pass<'_>, x: &[f32], group_shift: u32, (multiplier, sums): (f
     let groups = (blocks * BLOCK) >> group_shift;
     assert!(group_shift >= 5 && x.len() >= blocks * BLOCK);
     assert!(pass.scales_per_row() >= groups.max(1).next_multiple_of(LANES));
-    let fetch = Fetch::best();
     for (part, sums) in sums.chunks_mut(ROWS).enumerate() {
-        pass.fetch_ahead(part, fetch);
+        pass.fetch_ahead(part);
         let rows: [Row; ROWS] = std::array::from_fn(|row| pass.row(part * ROWS + row));
         let mut totals = [_mm512_setzero_ps(); ROWS];
         // SAFETY: the assertion covers every block. Whole blocks lie in the rows; what the last one lacks is masked.
         unsafe {
             for block in 0..whole {
-                fetch.ahead_of_rows(rows[0].words.as_ptr().cast(), block, BLOCK);
+                pass.fetch.ahead_of_rows(rows[0].words.as_ptr().cast(), block, ROWS * BLOCK);
                 add_block::<true>(&rows, x.as_ptr(), (block, group_shift), &mut totals);
             }
             if whole < blocks {

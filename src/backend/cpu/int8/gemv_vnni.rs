@@ -18,7 +18,7 @@ use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Fetch, Pass, Room, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Pass, Room, LANES, ROWS};
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{FixedPoint, LIMB_BITS};
@@ -119,10 +119,13 @@ impl Prepared {
         row_gemv::dot_rows(self.isa.avx512, matrix, (&scaling, room), output, |pass, sums| {
             // SAFETY: `self.isa` proves that the CPU has the features of the functions.
             unsafe {
-                match x.count {
-                    1 => dot_pass::<1>(codes, x, pass, (unit, sums)),
-                    2 => dot_pass::<2>(codes, x, pass, (unit, sums)),
-                    _ => dot_pass::<3>(codes, x, pass, (unit, sums)),
+                match (x.count, pass.is_read_row_by_row()) {
+                    (1, false) => dot_pass::<1, ROWS>(codes, x, pass, (unit, sums)),
+                    (2, false) => dot_pass::<2, ROWS>(codes, x, pass, (unit, sums)),
+                    (_, false) => dot_pass::<3, ROWS>(codes, x, pass, (unit, sums)),
+                    (1, true) => dot_pass::<1, 1>(codes, x, pass, (unit, sums)),
+                    (2, true) => dot_pass::<2, 1>(codes, x, pass, (unit, sums)),
+                    (_, true) => dot_pass::<3, 1>(codes, x, pass, (unit, sums)),
                 }
             }
         });
@@ -130,37 +133,44 @@ impl Prepared {
     }
 }
 
-/// Dot products of the rows of a pass and `x`, times `unit`.
+/// Dot products of the rows of a pass and `x`, times `unit`; so many rows together ([`Pass::is_read_row_by_row`]).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
-fn dot_pass<const LIMBS: usize>(
+fn dot_pass<const LIMBS: usize, const TOGETHER: usize>(
     codes: &IntegerCodes,
     x: &FixedPoint,
     pass: &Pass<'_>,
     sums: (f32, &mut [f32]),
 ) {
     match codes.kind {
-        Kind::Uint(Bits::One) => dot_blocks::<1, 8, AFFINE, LIMBS>(x, pass, sums),
-        Kind::Uint(Bits::Two) => dot_blocks::<2, 4, AFFINE, LIMBS>(x, pass, sums),
-        Kind::Uint(Bits::Three) => dot_blocks::<3, 2, AFFINE, LIMBS>(x, pass, sums),
-        Kind::Uint(Bits::Four) => dot_blocks::<4, 2, AFFINE, LIMBS>(x, pass, sums),
-        Kind::Uint(Bits::Five) => dot_blocks::<5, 2, AFFINE, LIMBS>(x, pass, sums),
-        Kind::Uint(Bits::Six) => dot_blocks::<6, 2, AFFINE, LIMBS>(x, pass, sums),
-        Kind::Uint(Bits::Eight) => dot_blocks::<8, 2, AFFINE, LIMBS>(x, pass, sums),
-        Kind::Mxfp4 => dot_blocks::<4, 2, MXFP4, LIMBS>(x, pass, sums),
-        Kind::Nvfp4 => dot_blocks::<4, 2, NVFP4, LIMBS>(x, pass, sums),
-        Kind::Iq4 => dot_blocks::<4, 2, IQ4, LIMBS>(x, pass, sums),
-        Kind::Iq(IqTable::Iq1S) => dot_blocks::<2, 4, IQ1_S, LIMBS>(x, pass, sums),
-        Kind::Iq(IqTable::Iq1M) => dot_blocks::<3, 2, IQ1_M, LIMBS>(x, pass, sums),
-        Kind::Iq(IqTable::Iq2) => dot_blocks::<3, 2, IQ2, LIMBS>(x, pass, sums),
-        Kind::Iq(IqTable::Iq3Xxs) => dot_blocks::<4, 2, IQ3_XXS, LIMBS>(x, pass, sums),
-        Kind::Iq(IqTable::Iq3S) => dot_blocks::<4, 2, IQ3_S, LIMBS>(x, pass, sums),
+        // Codes of one and two bits take so many products for each byte that rows together are faster.
+        Kind::Uint(Bits::One) => dot_blocks::<1, 8, AFFINE, LIMBS, ROWS>(x, pass, sums),
+        Kind::Uint(Bits::Two) => dot_blocks::<2, 4, AFFINE, LIMBS, ROWS>(x, pass, sums),
+        Kind::Uint(Bits::Three) => dot_blocks::<3, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Uint(Bits::Four) => dot_blocks::<4, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Uint(Bits::Five) => dot_blocks::<5, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Uint(Bits::Six) => dot_blocks::<6, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Uint(Bits::Eight) => dot_blocks::<8, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Mxfp4 => dot_blocks::<4, 2, MXFP4, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Nvfp4 => dot_blocks::<4, 2, NVFP4, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Iq4 => dot_blocks::<4, 2, IQ4, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Iq(IqTable::Iq1S) => dot_blocks::<2, 4, IQ1_S, LIMBS, ROWS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq1M) => dot_blocks::<3, 2, IQ1_M, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Iq(IqTable::Iq2) => dot_blocks::<3, 2, IQ2, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Iq(IqTable::Iq3Xxs) => dot_blocks::<4, 2, IQ3_XXS, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Iq(IqTable::Iq3S) => dot_blocks::<4, 2, IQ3_S, LIMBS, TOGETHER>(x, pass, sums),
     }
 }
 
 /// See [`dot_pass`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
-fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8, const LIMBS: usize>(
+fn dot_blocks<
+    const BITS: usize,
+    const VECTORS: usize,
+    const KIND: u8,
+    const LIMBS: usize,
+    const TOGETHER: usize,
+>(
     x: &FixedPoint,
     pass: &Pass<'_>,
     (unit, sums): (f32, &mut [f32]),
@@ -173,73 +183,105 @@ fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8, const LIM
     assert!(KIND != MXFP4 || x.lane_units.len() >= blocks * LANES);
     let last_group = (blocks.saturating_sub(1) * 64 * VECTORS) >> x.group_shift;
     assert!(pass.scales_per_row() >= last_group + LANES);
-    let fetch = Fetch::best();
-    // What rows have of an incomplete last block, and zeros.
-    let mut ends = [[0u32; 32]; ROWS];
     for (part, sums) in sums.chunks_mut(ROWS).enumerate() {
-        pass.fetch_ahead(part, fetch);
-        let (mut codes, mut scales, mut biases) =
-            ([ptr::null(); ROWS], [ptr::null(); ROWS], [ptr::null(); ROWS]);
-        for row in 0..ROWS {
-            let of = pass.row(part * ROWS + row);
-            codes[row] = of.words.as_ptr().cast::<u8>();
-            scales[row] = of.scales.as_ptr();
-            biases[row] = of.biases.as_ptr();
-            // Where there is no end, a copy of nothing would be a call.
-            if whole < blocks {
-                let end = &of.words[whole * block_bytes / 4..];
-                ends[row][..end.len()].copy_from_slice(end);
-            }
-        }
+        pass.fetch_ahead(part);
         let mut totals = [_mm512_setzero_ps(); ROWS];
-        let (mut block, mut end) = (0, whole);
-        // One loop, lest the body of it be a function that is called.
-        loop {
-            while block < end {
-                fetch.ahead_of_rows(codes[0], block, block_bytes);
-                // SAFETY: the assertions cover every block. Whole ones lie in the rows, an incomplete one in `ends`.
-                totals = unsafe { add_block::<BITS, VECTORS, KIND, LIMBS>(x, codes, scales, block, totals) };
-                block += 1;
-            }
-            if block == blocks {
-                break;
-            }
-            end = blocks;
-            for row in 0..ROWS {
-                codes[row] = ends[row].as_ptr().cast::<u8>().wrapping_sub(whole * block_bytes);
-            }
+        for (step, totals) in totals.as_chunks_mut::<TOGETHER>().0.iter_mut().enumerate() {
+            let first = part * ROWS + step * TOGETHER;
+            // SAFETY: the assertions cover every block of the rows.
+            *totals = unsafe {
+                dot_together::<BITS, VECTORS, KIND, LIMBS, TOGETHER>(x, pass, first, (whole, blocks))
+            };
         }
-        // SAFETY: the biases of a row are a vector.
-        unsafe {
-            for row in 0..ROWS {
-                totals[row] = _mm512_add_ps(totals[row], _mm512_loadu_ps(biases[row]));
-            }
-        };
         for (sum, total) in sums.iter_mut().zip(sums_of_lanes(totals)) {
             *sum = total * unit;
         }
     }
 }
 
-/// Multiplies a block of some rows, whose codes and scales begin at these addresses, and adds the products. The rows go
-/// together, so that x is loaded once for all of them, and that none waits for its own sums.
+/// The products of some rows of so many blocks, the first of which are whole; lane by lane.
+///
+/// # Safety
+/// `x` and scales cover the blocks.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
+unsafe fn dot_together<
+    const BITS: usize,
+    const VECTORS: usize,
+    const KIND: u8,
+    const LIMBS: usize,
+    const TOGETHER: usize,
+>(
+    x: &FixedPoint,
+    pass: &Pass<'_>,
+    first_row: usize,
+    (whole, blocks): (usize, usize),
+) -> [__m512; TOGETHER] {
+    let block_bytes = const { 8 * VECTORS * BITS };
+    let (mut codes, mut scales) = ([ptr::null(); TOGETHER], [ptr::null(); TOGETHER]);
+    // What rows have of an incomplete last block, and zeros.
+    let mut ends = [[0u32; 32]; TOGETHER];
+    let mut totals = [_mm512_setzero_ps(); TOGETHER];
+    let (mut block, mut end) = (0, whole);
+    // SAFETY: the caller vouches for the blocks. Whole ones lie in the rows, an incomplete one in `ends`; the biases of a row are a
+    // vector.
+    unsafe {
+        for row in 0..TOGETHER {
+            let of = pass.row(first_row + row);
+            codes[row] = of.words.as_ptr().cast::<u8>();
+            scales[row] = of.scales.as_ptr();
+        }
+        // One loop, lest the body of it be a function that is called.
+        loop {
+            while block < end {
+                pass.fetch.ahead_of_rows(codes[0], block, TOGETHER * block_bytes);
+                totals = add_block::<BITS, VECTORS, KIND, LIMBS, TOGETHER>(x, codes, scales, block, totals);
+                block += 1;
+            }
+            if block == blocks {
+                break;
+            }
+            end = blocks;
+            for row in 0..TOGETHER {
+                let rest = pass.row(first_row + row).words.get(whole * block_bytes / 4..).unwrap_or_default();
+                ends[row][..rest.len()].copy_from_slice(rest);
+                codes[row] = ends[row].as_ptr().cast::<u8>().wrapping_sub(whole * block_bytes);
+            }
+        }
+        // Last, since they are large: sums before them would be rounded as they are.
+        for row in 0..TOGETHER {
+            let biases = pass.row(first_row + row).biases;
+            totals[row] = _mm512_add_ps(totals[row], _mm512_loadu_ps(biases.as_ptr()));
+        }
+        totals
+    }
+}
+
+/// Multiplies a block of some rows, whose codes and scales begin at these addresses, and adds the products.
 ///
 /// # Safety
 /// `x` and scales cover the block; each row has its codes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
-unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, const LIMBS: usize>(
+unsafe fn add_block<
+    const BITS: usize,
+    const VECTORS: usize,
+    const KIND: u8,
+    const LIMBS: usize,
+    const TOGETHER: usize,
+>(
     x: &FixedPoint,
-    codes: [*const u8; ROWS],
-    scales: [*const f32; ROWS],
+    codes: [*const u8; TOGETHER],
+    scales: [*const f32; TOGETHER],
     block: usize,
-    mut totals: [__m512; ROWS],
-) -> [__m512; ROWS] {
+    mut totals: [__m512; TOGETHER],
+) -> [__m512; TOGETHER] {
     let block_bytes = const { 8 * VECTORS * BITS };
     // SAFETY: the caller vouches for what is loaded.
     unsafe {
-        let (mut first, mut second) = ([_mm512_setzero_si512(); ROWS], [_mm512_setzero_si512(); ROWS]);
-        for row in 0..ROWS {
+        let (mut first, mut second) =
+            ([_mm512_setzero_si512(); TOGETHER], [_mm512_setzero_si512(); TOGETHER]);
+        for row in 0..TOGETHER {
             let at = codes[row].wrapping_add(block * block_bytes);
             first[row] = load(at, 0, block_bytes.min(64), block_bytes);
             second[row] = load(at, 64, block_bytes.saturating_sub(64), block_bytes);
@@ -249,25 +291,25 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
         let (highest, lowest) =
             (_mm512_loadu_si512(offsets.cast()), _mm512_loadu_si512(offsets.add(LANES).cast()));
         // A sum for each limb: instructions that share one would wait for each other.
-        let mut sums = [[_mm512_setzero_si512(); LIMBS]; ROWS];
-        for row in 0..ROWS {
+        let mut sums = [[_mm512_setzero_si512(); LIMBS]; TOGETHER];
+        for row in 0..TOGETHER {
             sums[row][0] = highest;
             sums[row][LIMBS - 1] = lowest;
         }
         for vector in 0..VECTORS {
             let mut integers = first;
-            for row in 0..ROWS {
+            for row in 0..TOGETHER {
                 integers[row] = unpack_vector::<BITS, KIND>(vector, first[row], second[row]);
             }
             for limb in 0..LIMBS {
                 let x = _mm512_loadu_si512(limbs.add((limb * VECTORS + vector) * 64).cast());
-                for row in 0..ROWS {
+                for row in 0..TOGETHER {
                     sums[row][limb] = _mm512_dpbusd_epi32(sums[row][limb], integers[row], x);
                 }
             }
         }
         let group_of_lane = _mm512_loadu_si512(x.group_of_lane.as_ptr().cast());
-        for row in 0..ROWS {
+        for row in 0..TOGETHER {
             let sums = sums[row];
             let mut sum = if LIMBS == 3 && splits_sum(BITS, KIND) {
                 let high = _mm512_add_epi32(_mm512_slli_epi32::<LIMB_BITS>(sums[0]), sums[1]);

@@ -61,7 +61,13 @@ impl XTiles {
         threads: Threads,
     ) -> Result<Self, NotRepresentable> {
         let (group_size, layout) = (format.group_size(), M::LAYOUT);
-        let found = Found::new(multiplier.panels().magnitudes(), (x, k), group_size, (digits, most_by_columns(k)), threads)?;
+        let found = Found::new(
+            multiplier.panels().magnitudes(),
+            (x, k),
+            group_size,
+            (digits, most_by_columns(k)),
+            threads,
+        )?;
         let (m, digits) = (x.len() / k, digits.count);
         let largest = M::LARGEST_TILE.get(digits - 1).copied().unwrap_or(1);
         let largest = match layout {

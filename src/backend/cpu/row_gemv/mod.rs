@@ -25,21 +25,26 @@ const AHEAD: usize = 8192;
 /// How many rows ahead scales and biases are fetched, those of a few rows at a time: all of a pass at once would be waited for.
 const ROWS_AHEAD: usize = 4 * ROWS_PER_PASS;
 
+/// Bytes of codes from which on a row is long.
+const LONG_ROW: usize = 1024;
+
 /// Some rows of a weight, one behind the other, with scales and biases as [`scale_rows`] prepares them.
 pub(super) struct Pass<'a> {
     words: &'a [u32],
     scaled: &'a [f32],
+    row_words: usize,
     stride: usize,
     count: usize,
     /// Where scales, biases and those of super-blocks lie of the rows that are fetched, and how many bytes each row has.
     ahead: [(*const u8, usize); 4],
+    pub(super) fetch: Fetch,
 }
 
 impl<'a> Pass<'a> {
     /// The bytes of a row's codes.
     #[inline(always)]
     pub(super) fn row_bytes(&self) -> usize {
-        self.words.len() / self.count.max(1) * 4
+        self.row_words * 4
     }
 
     /// How many scales a row has, with the zeros behind them.
@@ -50,18 +55,25 @@ impl<'a> Pass<'a> {
 
     /// Begins to fetch scales and biases of rows behind those of the pass, as many as are summed together.
     #[inline(always)]
-    pub(super) fn fetch_ahead(&self, part: usize, fetch: Fetch) {
+    pub(super) fn fetch_ahead(&self, part: usize) {
         for (first, bytes) in self.ahead {
-            fetch.bytes(first.wrapping_add(part * ROWS * bytes), ROWS * bytes);
+            self.fetch.bytes(first.wrapping_add(part * ROWS * bytes), ROWS * bytes);
         }
+    }
+
+    /// Whether rows are better multiplied one after the other than some together. These load x once for all of them, but codes are not
+    /// read in the order of memory then, which two cores of Zen 5 read 1.05 to 1.15 times as fast where rows are long
+    /// (benches/results/2026-11-30-epyc-vnni-2-cores/order.md).
+    pub(super) fn is_read_row_by_row(&self) -> bool {
+        matches!(self.fetch, Fetch::First) && self.row_bytes() >= LONG_ROW
     }
 
     /// A row; behind the last, the last one again.
     #[inline(always)]
     pub(super) fn row(&self, index: usize) -> Row<'a> {
-        let (row, len) = (index.min(self.count.saturating_sub(1)), self.words.len() / self.count.max(1));
+        let row = index.min(self.count.saturating_sub(1));
         let (biases, scales) = self.scaled[row * self.stride..][..self.stride].split_at(LANES);
-        Row { words: &self.words[row * len..][..len], biases, scales }
+        Row { words: &self.words[row * self.row_words..][..self.row_words], biases, scales }
     }
 }
 
@@ -121,7 +133,9 @@ pub(super) fn dot_rows(
     let scaled = &mut room.scaled[..count * scaling.stride];
     scale_rows(isa, (matrix, first_row), scaling, scaled, &mut room.units);
     let ahead = matrix.scales_from(first_row + ROWS_AHEAD);
-    dot(&Pass { words, scaled, stride: scaling.stride, count, ahead }, &mut output[..count]);
+    let (row_words, stride) = (words.len() / count.max(1), scaling.stride);
+    let pass = Pass { words, scaled, row_words, stride, count, ahead, fetch: Fetch::best() };
+    dot(&pass, &mut output[..count]);
 }
 
 /// Writes what `dot` gives for each of `m` rows of x, one after the other, to `out`, `[rows, m]`.
@@ -187,12 +201,12 @@ impl Fetch {
         }
     }
 
-    /// What lies ahead of a block of [`ROWS`] rows, the first of which begins at an address, and whose blocks are of so many bytes:
+    /// What lies ahead of a block of some rows, the first of which begins at an address, and whose blocks are of so many bytes together:
     /// as much as is multiplied, but in the order of memory, which is read up to 1.35 times as fast as the same places of
     /// rows that come later (benches/results/2026-11-29-epyc-vnni-2-cores/prefetch.md).
     #[inline(always)]
     pub(super) fn ahead_of_rows(self, first: *const u8, block: usize, block_bytes: usize) {
-        self.bytes(first.wrapping_add(block * ROWS * block_bytes + AHEAD), ROWS * block_bytes);
+        self.bytes(first.wrapping_add(block * block_bytes + AHEAD), block_bytes);
     }
 }
 
