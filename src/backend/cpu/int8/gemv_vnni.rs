@@ -18,7 +18,7 @@ use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Pass, Room, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Fetch, Pass, Room, LANES, ROWS};
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{FixedPoint, LIMB_BITS};
@@ -32,15 +32,28 @@ use crate::QuantFormat;
 use std::arch::x86_64::*;
 use std::ptr;
 
+/// Bytes of codes from which on a row is long.
+const LONG_ROW: usize = 1024;
+
 /// The kernel, and the proof that the CPU has its instructions.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Int8GemvVnni {
     isa: Avx512Vnni,
+    /// Whether long rows are multiplied one after the other. Some together load x once for all of them, but codes are not read in
+    /// the order of memory then, in which two cores of Zen 5 read them 1.05 to 1.15 times as fast
+    /// (benches/results/2026-11-30-epyc-vnni-2-cores/order.md).
+    long_rows_alone: bool,
 }
 
 impl Int8GemvVnni {
     pub(in super::super) fn new(isa: Avx512Vnni) -> Self {
-        Self { isa }
+        Self { isa, long_rows_alone: matches!(Fetch::best(), Fetch::First) }
+    }
+
+    /// The kernels of all CPUs.
+    #[cfg(test)]
+    pub(in super::super) fn all(isa: Avx512Vnni) -> [Self; 2] {
+        [false, true].map(|long_rows_alone| Self { isa, long_rows_alone })
     }
 }
 
@@ -66,13 +79,13 @@ impl RowKernel for Int8GemvVnni {
             Ok((FixedPoint::new(isa, &codes, group_size, x, digits.count)?, outliers))
         };
         let rows = x.chunks_exact(k).enumerate().map(row).collect::<Result<_, _>>()?;
-        Ok(Box::new(Prepared { isa: self.isa, codes, rows }))
+        Ok(Box::new(Prepared { kernel: *self, codes, rows }))
     }
 }
 
 /// Rows of x as fixed-point numbers for these codes, and what was taken out of each.
 struct Prepared {
-    isa: Avx512Vnni,
+    kernel: Int8GemvVnni,
     codes: IntegerCodes,
     rows: Vec<(FixedPoint, Windows)>,
 }
@@ -116,10 +129,12 @@ impl Prepared {
         let unit = x.unit * output_multiplier(matrix);
         let (codes, scaling) = (&self.codes, self.scaling(x));
         let output = (first_row, &mut *sums);
-        row_gemv::dot_rows(self.isa.avx512, matrix, (&scaling, room), output, |pass, sums| {
-            // SAFETY: `self.isa` proves that the CPU has the features of the functions.
+        let Int8GemvVnni { isa, long_rows_alone } = self.kernel;
+        row_gemv::dot_rows(isa.avx512, matrix, (&scaling, room), output, |pass, sums| {
+            let alone = long_rows_alone && pass.row_bytes() >= LONG_ROW;
+            // SAFETY: `isa` proves that the CPU has the features of the functions.
             unsafe {
-                match (x.count, pass.is_read_row_by_row()) {
+                match (x.count, alone) {
                     (1, false) => dot_pass::<1, ROWS>(codes, x, pass, (unit, sums)),
                     (2, false) => dot_pass::<2, ROWS>(codes, x, pass, (unit, sums)),
                     (_, false) => dot_pass::<3, ROWS>(codes, x, pass, (unit, sums)),
@@ -129,11 +144,11 @@ impl Prepared {
                 }
             }
         });
-        outliers.add_products(self.isa, matrix, first_row, sums, &mut room.units);
+        outliers.add_products(isa, matrix, first_row, sums, &mut room.units);
     }
 }
 
-/// Dot products of the rows of a pass and `x`, times `unit`; so many rows together ([`Pass::is_read_row_by_row`]).
+/// Dot products of the rows of a pass and `x`, times `unit`; so many rows together.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
 fn dot_pass<const LIMBS: usize, const TOGETHER: usize>(
     codes: &IntegerCodes,

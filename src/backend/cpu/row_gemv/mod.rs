@@ -25,9 +25,6 @@ const AHEAD: usize = 8192;
 /// How many rows ahead scales and biases are fetched, those of a few rows at a time: all of a pass at once would be waited for.
 const ROWS_AHEAD: usize = 4 * ROWS_PER_PASS;
 
-/// Bytes of codes from which on a row is long.
-const LONG_ROW: usize = 1024;
-
 /// Some rows of a weight, one behind the other, with scales and biases as [`scale_rows`] prepares them.
 pub(super) struct Pass<'a> {
     words: &'a [u32],
@@ -59,13 +56,6 @@ impl<'a> Pass<'a> {
         for (first, bytes) in self.ahead {
             self.fetch.bytes(first.wrapping_add(part * ROWS * bytes), ROWS * bytes);
         }
-    }
-
-    /// Whether rows are better multiplied one after the other than some together. These load x once for all of them, but codes are not
-    /// read in the order of memory then, which two cores of Zen 5 read 1.05 to 1.15 times as fast where rows are long
-    /// (benches/results/2026-11-30-epyc-vnni-2-cores/order.md).
-    pub(super) fn is_read_row_by_row(&self) -> bool {
-        matches!(self.fetch, Fetch::First) && self.row_bytes() >= LONG_ROW
     }
 
     /// A row; behind the last, the last one again.

@@ -6,6 +6,7 @@ use super::super::fast_kernel::Digits;
 use super::super::{
     bf16::gemm_amx::Bf16Amx,
     f32::fp8_gemv::Fp8Gemv,
+    fast_kernel::RowKernel,
     int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni},
 };
 use super::*;
@@ -320,4 +321,36 @@ fn weights_of_any_formats_share_many_rows_of_x() {
             }
         }
     }
+}
+
+/// Which rows are multiplied together depends on the CPU, results do not. Rows end within a block.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn long_rows_alone_have_the_bits_of_rows_together() {
+    let with_vnni = |isa: &InstructionSet| match isa {
+        InstructionSet::Avx512Vnni(isa) => Some(*isa),
+        _ => None,
+    };
+    let Some(isa) = isa::tested().iter().find_map(with_vnni) else { return };
+    let [together, alone] = Int8GemvVnni::all(isa);
+    let mut rng = StdRng::seed_from_u64(36);
+    let mut checked = 0;
+    for format in formats_for(8448).filter(|format| together.supports(*format)) {
+        let is_of_super_blocks = format.scale() == Scale::SuperBlock;
+        let (n, k) = (7, 8192 + if is_of_super_blocks { SUPER_BLOCK } else { format.group_size().max(32) });
+        let weight = Weight::random(format, n, k, &mut rng);
+        let mut x: Vec<f32> = (0..k).map(|_| rng.random_range(-1.0..1.0)).collect();
+        x[77] = 1e3;
+        for count in 1..=3 {
+            let digits = Digits { count, strict: true };
+            let [together, alone] = [together, alone].map(|kernel| {
+                let mut out = vec![0f32; n];
+                kernel.prepare(format, k, &x, digits).unwrap().rows(&weight.view(), 0, &mut out);
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            });
+            assert_eq!(together, alone, "{format}, {count} digits");
+        }
+        checked += 1;
+    }
+    assert!(checked > 10, "{checked} formats");
 }
