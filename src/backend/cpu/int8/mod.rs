@@ -4,7 +4,8 @@
 //! of eight bits, so that sums of products are exact; they are scaled group by group. Only the fixed point rounds, about
 //! as much as f32 does, once [`outliers`] are out of the way. Fewer limbs will do where less is asked for.
 //!
-//! * [`gemv_vnni`] and [`gemv_avx2`] multiply one row of x, with vectors.
+//! * [`gemv_vnni`] and [`gemv_avx2`] multiply one row of x, with vectors; outliers meet [columns](outliers), or with AVX-512
+//!   [windows](outlier_windows) of rows.
 //! * [`gemm`] multiplies more rows with panels of unpacked weights: [`gemm_vnni`] and [`gemm_avx2`] with vectors, [`gemm_amx`] with
 //!   tiles.
 

@@ -13,10 +13,11 @@ use std::arch::x86_64::*;
 /// Bytes of a load.
 const WINDOW: usize = 64;
 
-/// Bits of codes that are no integers, but elements of a table.
-const TABLE_BITS: usize = 4;
+/// Numbers of a table of elements: their codes have up to four bits.
+const TABLE: usize = 16;
 
-/// So many in a row of `k` numbers take less time than f32 does: all windows of a row take half as long as its products.
+/// So many in a row of `k` numbers take less time than f32 does, computed: if every window of a row has some, they take half as many
+/// instructions as the row's products.
 pub(super) fn most_by_windows(k: usize) -> usize {
     16 + k / 8
 }
@@ -222,7 +223,7 @@ impl Elements {
     }
 }
 
-/// The numbers of codes of up to [`TABLE_BITS`] bits.
-fn table(element: Element) -> [f32; 1 << TABLE_BITS] {
+/// What codes that are no integers stand for.
+fn table(element: Element) -> [f32; TABLE] {
     std::array::from_fn(|code| element.value(code as u8))
 }
