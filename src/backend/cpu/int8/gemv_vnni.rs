@@ -157,10 +157,10 @@ fn dot_pass<const LIMBS: usize, const TOGETHER: usize>(
     sums: (f32, &mut [f32]),
 ) {
     match codes.kind {
-        // Codes of one and two bits take so many products for each byte that rows together are faster.
+        // Codes of one to three bits take so many products for each byte that rows together are faster.
         Kind::Uint(Bits::One) => dot_blocks::<1, 8, AFFINE, LIMBS, ROWS>(x, pass, sums),
         Kind::Uint(Bits::Two) => dot_blocks::<2, 4, AFFINE, LIMBS, ROWS>(x, pass, sums),
-        Kind::Uint(Bits::Three) => dot_blocks::<3, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Uint(Bits::Three) => dot_blocks::<3, 2, AFFINE, LIMBS, ROWS>(x, pass, sums),
         Kind::Uint(Bits::Four) => dot_blocks::<4, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
         Kind::Uint(Bits::Five) => dot_blocks::<5, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
         Kind::Uint(Bits::Six) => dot_blocks::<6, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
@@ -169,8 +169,8 @@ fn dot_pass<const LIMBS: usize, const TOGETHER: usize>(
         Kind::Nvfp4 => dot_blocks::<4, 2, NVFP4, LIMBS, TOGETHER>(x, pass, sums),
         Kind::Iq4 => dot_blocks::<4, 2, IQ4, LIMBS, TOGETHER>(x, pass, sums),
         Kind::Iq(IqTable::Iq1S) => dot_blocks::<2, 4, IQ1_S, LIMBS, ROWS>(x, pass, sums),
-        Kind::Iq(IqTable::Iq1M) => dot_blocks::<3, 2, IQ1_M, LIMBS, TOGETHER>(x, pass, sums),
-        Kind::Iq(IqTable::Iq2) => dot_blocks::<3, 2, IQ2, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Iq(IqTable::Iq1M) => dot_blocks::<3, 2, IQ1_M, LIMBS, ROWS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq2) => dot_blocks::<3, 2, IQ2, LIMBS, ROWS>(x, pass, sums),
         Kind::Iq(IqTable::Iq3Xxs) => dot_blocks::<4, 2, IQ3_XXS, LIMBS, TOGETHER>(x, pass, sums),
         Kind::Iq(IqTable::Iq3S) => dot_blocks::<4, 2, IQ3_S, LIMBS, TOGETHER>(x, pass, sums),
     }
