@@ -39,9 +39,10 @@ struct Window {
     x: [f32; LANES],
 }
 
-/// The outliers of a row of x, for weights of a format.
+/// The outliers of a row of x, for weights of a format with as many columns.
 pub(super) struct Windows {
     format: QuantFormat,
+    k: usize,
     windows: Vec<Window>,
 }
 
@@ -82,13 +83,13 @@ impl Windows {
             window.group[lane] = (group - first_group) as u8;
             window.x[lane] = outlier.x;
         }
-        Self { format, windows }
+        Self { format, k, windows }
     }
 
-    /// Adds the products with so many rows of a weight of the format. `units` is as [`with_stored`] has it.
+    /// Adds the products with so many rows of a weight. `units` is as [`with_stored`] has it.
     ///
     /// # Panics
-    /// If the weight has no such rows.
+    /// If the weight is of another format, or has no such rows.
     pub(super) fn add_products(
         &self,
         _isa: Avx512Vnni,
@@ -102,7 +103,13 @@ impl Windows {
         }
         let rows = sums.len();
         let (words, count) = matrix.rows_words(first_row, rows);
-        assert!(count == rows && matrix.format == self.format, "{count} of {rows} rows of {}", self.format);
+        assert!(
+            matrix.format == self.format && matrix.k == self.k,
+            "windows are for {} columns of {}",
+            self.k,
+            self.format
+        );
+        assert!(count == rows, "{count} of {rows} rows");
         let multiplier = output_multiplier(matrix);
         // SAFETY: `_isa` proves that the CPU has the features of the function.
         unsafe {
@@ -122,7 +129,7 @@ struct AddProducts<'a> {
 impl WithStored for AddProducts<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma")]
     unsafe fn call<S: Stored, B: Stored>(self, scales: S, biases: B) {
-        let Self { of: Windows { format, windows }, words, multiplier, sums } = self;
+        let Self { of: Windows { format, windows, .. }, words, multiplier, sums } = self;
         let (rows, row_words) = (sums.len(), words.len() / sums.len().max(1));
         let groups = row_words * 32 / format.bits() / format.group_size();
         assert!(scales.count() == rows * groups && (!B::ANY || biases.count() == rows * groups));
