@@ -327,9 +327,9 @@ fn weights_of_any_formats_share_many_rows_of_x() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn long_rows_alone_have_the_bits_of_rows_together() {
-    let with_vnni = |isa: &InstructionSet| match isa {
-        InstructionSet::Avx512Vnni(isa) => Some(*isa),
-        _ => None,
+    let with_vnni = |isa: &InstructionSet| {
+        let InstructionSet::Avx512Vnni(isa) = isa else { return None };
+        Some(*isa)
     };
     let Some(isa) = isa::tested().iter().find_map(with_vnni) else { return };
     let [together, alone] = Int8GemvVnni::all(isa);
