@@ -4,8 +4,7 @@
 //! multiplies 64 bytes an instruction. So x becomes fixed-point numbers of three signed limbs, each a byte
 //! ([`FixedPoint`]), and codes are multiplied as the integers that they are:
 //! `sum(q * x) = sum(q * x2) * 256^2 + sum(q * x1) * 256 + sum(q * x0)`, exactly. Only the fixed point rounds: the
-//! activations that meet a group of weights have a unit of their own, a power of two, and keep 23 bits, about as many as
-//! f32 keeps.
+//! activations that meet a group of weights have a unit of their own, and keep 23 bits, about as many as f32 keeps.
 //!
 //! Codes are taken relative to a zero point z in the middle of their range,
 //! `q * s + b = (2 * q - z) * (s / 2) + (b + z * s / 2)`, so that sums stay small even where all activations have one
@@ -23,7 +22,7 @@ use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{FixedPoint, LIMB_BITS};
 use super::outlier_windows::{most_by_windows, Windows};
-use super::outliers::{most_by_columns, Found};
+use super::outliers::Found;
 use super::unpack::{
     splits_sum, unpack_vector, AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4,
 };
@@ -40,7 +39,7 @@ const LONG_ROW: usize = 1024;
 pub(in super::super) struct Int8GemvVnni {
     isa: Avx512Vnni,
     /// Whether long rows are multiplied one after the other. Some together load x once for all of them, but codes are not read in
-    /// the order of memory then, in which two cores of Zen 5 read them 1.05 to 1.15 times as fast
+    /// the order of memory then, in which two cores of Zen 5 read them up to 1.18 times as fast
     /// (benches/results/2026-11-30-epyc-vnni-2-cores/order.md).
     long_rows_alone: bool,
 }
@@ -71,8 +70,7 @@ impl RowKernel for Int8GemvVnni {
     ) -> Result<Box<dyn PreparedX>, NotRepresentable> {
         let codes = IntegerCodes::of(format).ok_or(NotRepresentable)?;
         let (isa, group_size) = (self.isa.avx512, format.group_size());
-        let most = if digits.strict { most_by_windows(k) } else { most_by_columns(k) };
-        let found = Found::new(isa, (x, k), group_size, (digits, most), Threads::This)?;
+        let found = Found::new(isa, (x, k), group_size, (digits, most_by_windows(k)), Threads::This)?;
         let x = found.taken_out_of(x, k);
         let row = |(row, x)| {
             let outliers = Windows::new(format, k, found.of_row(row));

@@ -16,8 +16,8 @@ const WINDOW: usize = 64;
 /// Numbers of a table of elements: their codes have up to four bits.
 const TABLE: usize = 16;
 
-/// So many in a row of `k` numbers take less time than f32 does, computed: if every window of a row has some, they take half as many
-/// instructions as the row's products.
+/// So many in a row of `k` numbers take less time than f32 does, computed: where every window of codes of four bits is full, they take
+/// half as many instructions as the row's products.
 pub(super) fn most_by_windows(k: usize) -> usize {
     16 + k / 8
 }
@@ -92,7 +92,7 @@ impl Windows {
     /// If the weight is of another format, or has no such rows.
     pub(super) fn add_products(
         &self,
-        _isa: Avx512Vnni,
+        isa: Avx512Vnni,
         matrix: &PackedMatrix,
         first_row: usize,
         sums: &mut [f32],
@@ -111,10 +111,9 @@ impl Windows {
         );
         assert!(count == rows, "{count} of {rows} rows");
         let multiplier = output_multiplier(matrix);
-        // SAFETY: `_isa` proves that the CPU has the features of the function.
-        unsafe {
-            with_stored(matrix, (first_row, rows), units, AddProducts { of: self, words, multiplier, sums });
-        }
+        let add = AddProducts { of: self, words, multiplier, sums, _isa: isa };
+        // SAFETY: `isa` proves that the CPU has the features of the function.
+        unsafe { with_stored(matrix, (first_row, rows), units, add) };
     }
 }
 
@@ -124,12 +123,14 @@ struct AddProducts<'a> {
     words: &'a [u32],
     multiplier: f32,
     sums: &'a mut [f32],
+    /// Proves that the CPU has VBMI, too.
+    _isa: Avx512Vnni,
 }
 
 impl WithStored for AddProducts<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma")]
     unsafe fn call<S: Stored, B: Stored>(self, scales: S, biases: B) {
-        let Self { of: Windows { format, windows, .. }, words, multiplier, sums } = self;
+        let Self { of: Windows { format, windows, .. }, words, multiplier, sums, .. } = self;
         let (rows, row_words) = (sums.len(), words.len() / sums.len().max(1));
         let groups = row_words * 32 / format.bits() / format.group_size();
         assert!(scales.count() == rows * groups && (!B::ANY || biases.count() == rows * groups));

@@ -96,7 +96,7 @@ pub(in super::super) trait WithStored {
     /// Biases are as many as scales, or [`Nothing`].
     ///
     /// # Safety
-    /// The CPU has AVX-512 (F, BW, DQ, VL), and the caller enables it.
+    /// The CPU has AVX-512 (F, BW, DQ, VL), and the caller enables it. What else an implementation uses, `self` proves.
     unsafe fn call<S: Stored, B: Stored>(self, scales: S, biases: B);
 }
 
