@@ -22,8 +22,12 @@ pub(super) const ROWS: usize = 4;
 /// How many bytes ahead of the codes that are multiplied others are fetched.
 const AHEAD: usize = 8192;
 
-/// How many rows ahead scales and biases are fetched, those of a few rows at a time: all of a pass at once would be waited for.
+/// How many rows ahead scales and biases are fetched at most, those of a few rows at a time: all of a pass at once would be waited for.
 const ROWS_AHEAD: usize = 4 * ROWS_PER_PASS;
+
+/// How many bytes of scales and biases are on the way at most, unless a pass has more: the first cache has to hold them beside x and
+/// codes that were fetched ([`AHEAD`]).
+const SCALES_AHEAD: usize = 8192;
 
 /// Some rows of a weight, one behind the other, with scales and biases as [`scale_rows`] prepares them.
 pub(super) struct Pass<'a> {
@@ -81,6 +85,7 @@ pub(super) struct Room {
     scaled: Aligned<f32>,
     /// What those of super-blocks count.
     pub(super) units: Aligned<f32>,
+    rows_ahead: usize,
 }
 
 impl Room {
@@ -89,6 +94,7 @@ impl Room {
         Self {
             scaled: Aligned::new(ROWS_PER_PASS * scaling.stride),
             units: Aligned::new(2 * ROWS_PER_PASS * blocks),
+            rows_ahead: rows_ahead(matrix),
         }
     }
 }
@@ -101,13 +107,21 @@ pub(super) fn rows_of_pass(matrix: &PackedMatrix) -> usize {
     (BYTES / row_bytes.max(1) / ROWS * ROWS).clamp(ROWS, ROWS_PER_PASS)
 }
 
+/// How many rows ahead scales and biases of this weight are fetched: whole passes.
+fn rows_ahead(matrix: &PackedMatrix) -> usize {
+    let row_bytes: usize = matrix.scales_from(0).iter().map(|&(_, bytes)| bytes).sum();
+    let pass = rows_of_pass(matrix);
+    (SCALES_AHEAD / row_bytes.max(1) / pass * pass).clamp(pass, ROWS_AHEAD)
+}
+
 /// Begins to fetch what the first of so many rows need, for which nothing was fetched on the way.
 pub(super) fn fetch_first(matrix: &PackedMatrix, first_row: usize, rows: usize) {
     let fetch = Fetch::best();
     let (words, rows) = matrix.rows_words(first_row, rows);
     fetch.bytes(words.as_ptr().cast(), AHEAD.min(words.len() * 4));
+    let rows = rows_ahead(matrix).min(rows);
     for (first, bytes) in matrix.scales_from(first_row) {
-        fetch.bytes(first, ROWS_AHEAD.min(rows) * bytes);
+        fetch.bytes(first, rows * bytes);
     }
 }
 
@@ -122,7 +136,7 @@ pub(super) fn dot_rows(
     let (words, count) = matrix.rows_words(first_row, output.len());
     let scaled = &mut room.scaled[..count * scaling.stride];
     scale_rows(isa, (matrix, first_row), scaling, scaled, &mut room.units);
-    let ahead = matrix.scales_from(first_row + ROWS_AHEAD);
+    let ahead = matrix.scales_from(first_row + room.rows_ahead);
     let (row_words, stride) = (words.len() / count.max(1), scaling.stride);
     let pass = Pass { words, scaled, row_words, stride, count, ahead, fetch: Fetch::best() };
     dot(&pass, &mut output[..count]);
