@@ -1,7 +1,7 @@
 //! What checkpoints of integers and of bitsandbytes may look like: one test for each rule.
 
 use crate::checkpoint::rejected;
-use crate::hf::{case_of, compressed, entry, f32s, noise, open, weight, with, without};
+use crate::hf::{case_of, compressed, entry, f32s, noise, open, weight, with, without, Entry};
 use crate::rules::{changed, weight_with, FILE};
 use serde_json::json;
 
@@ -59,11 +59,44 @@ fn awq_has_four_bits_in_known_layouts() {
         rejected(result, &["config.json", &format!("`{key}` is {value}"), "positive whole number"]);
     }
     let entries = case_of("awq").entries;
-    for accepted in
-        [json!({"version": "GEMM"}), json!({"version": null, "group_size": null}), json!({"group_size": -1})]
-    {
+    for accepted in [json!({"version": "GEMM"}), json!({"version": null, "group_size": null})] {
         assert!(weight(&changed("awq", &accepted), &entries).is_ok(), "{accepted}");
     }
+}
+
+/// Module `m` of AutoAWQ with so many groups of all of K.
+fn awq_of_groups(k: usize, groups: usize) -> [Entry; 3] {
+    [
+        entry("m.qweight", "I32", &[k, 1], noise(k * 4, 18)),
+        entry("m.qzeros", "I32", &[groups, 1], noise(groups * 4, 19)),
+        entry("m.scales", "F16", &[groups, 8], vec![0; groups * 16]),
+    ]
+}
+
+/// -1 is one group for a row, of whatever K that whole groups here are made of.
+#[test]
+fn awq_has_groups_of_rows() {
+    let of_rows = changed("awq", &json!({"group_size": -1}));
+    for (k, group_size) in [(64, 64), (96, 32), (192, 64), (256, 128), (1056, 32)] {
+        let found = weight(&of_rows, &awq_of_groups(k, 1)).unwrap();
+        assert_eq!((found.format_name(), found.dims()), (format!("affine 4-bit g{group_size}"), &[8, k][..]));
+    }
+    let result = weight(&of_rows, &awq_of_groups(80, 1));
+    rejected(
+        result,
+        &[FILE, "`m.scales`", "each 32 of K = 80, or for each multiple of 32", "found shape [1, 8]"],
+    );
+    let of_256 = changed("awq", &json!({"group_size": 256}));
+    assert_eq!(weight(&of_256, &awq_of_groups(512, 2)).unwrap().format_name(), "affine 4-bit g128");
+    for (k, groups) in [(512, 1), (512, 4), (128, 1), (512, 3)] {
+        let result = weight(&of_256, &awq_of_groups(k, groups));
+        let expected = format!("one row for each 256 of K = {k}, as the config says");
+        rejected(result, &[FILE, "`m.scales`", &expected, &format!("found shape [{groups}, 8]")]);
+    }
+    // Zeros are those of the groups in the file.
+    let zeros = entry("m.qzeros", "I32", &[4, 1], noise(16, 19));
+    let result = weight(&of_256, &with(&awq_of_groups(512, 2), &[zeros]));
+    rejected(result, &[FILE, "`m.qzeros`", "expected shape [2, 1]", "found [4, 1]"]);
 }
 
 #[test]
@@ -146,7 +179,7 @@ fn the_config_and_the_scales_of_awq_agree() {
     let small = [entry("m.scales", "F16", &[4, 8], [0; 64]), entry("m.qzeros", "I32", &[4, 1], [0; 16])];
     let case = json!({"quant_method": "awq"});
     let result = weight(&case, &with(&case_of("awq").entries, &small));
-    rejected(result, &[FILE, "`m.scales`", "each 32, 64 or 128 of K = 64", "[4, 8]"]);
+    rejected(result, &[FILE, "`m.scales`", "each 32 of K = 64, or for each multiple of 32", "[4, 8]"]);
 }
 
 /// Scales of keys and values are no tensors of the model.

@@ -1,9 +1,14 @@
 //! Layouts of integers with zeros, and of bitsandbytes, against their definitions, computed in f64 from the bytes of the file.
 
-use crate::hf::{case_of, compressed, dequantized, entry, f32s, noise, state, with, Case, NF4};
+use crate::checkpoint::rejected;
+use crate::hf::{
+    case_of, compressed, dequantized, entry, f32s, noise, state, values, weight, with, without, Case, Entry,
+    NF4,
+};
 use crate::layouts::{bytes, check, nibble};
+use candle_core::{DType, Device};
 use half::f16;
-use serde_json::json;
+use serde_json::{json, Value};
 
 /// Code `index` of a stream of bits.
 fn code(bytes: &[u8], bits: usize, index: usize) -> u32 {
@@ -197,6 +202,112 @@ fn awq_gemv_has_rows() {
             let code = f64::from(nibble(&entries[0].3, row * k + column));
             (code - f64::from(nibble(&entries[1].3, group))) * scales[group]
         });
+    }
+}
+
+/// A "gemm" checkpoint of AutoAWQ, and its scales; a size of -1 is one group for a row of the weight.
+fn awq_gemm(size: i32, n: usize, k: usize) -> (Value, [Entry; 3], Vec<f64>) {
+    let groups = k / usize::try_from(size).unwrap_or(k);
+    let quantization = json!({"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"});
+    let (scale_bytes, scales) = f16s(groups * n);
+    let entries = [
+        entry("m.qweight", "I32", &[k, n / 8], noise(k * n / 2, 35)),
+        entry("m.qzeros", "I32", &[groups, n / 8], noise(groups * n / 2, 36)),
+        entry("m.scales", "F16", &[groups, n], scale_bytes),
+    ];
+    (quantization, entries, scales)
+}
+
+/// Sizes of groups in the file, with K and the size of groups here.
+const AWQ_GEMM: [(i32, usize, usize); 8] = [
+    (32, 256, 32),
+    (128, 256, 128),
+    (256, 256, 128),
+    (-1, 256, 128),
+    (-1, 192, 64),
+    (-1, 96, 32),
+    (96, 288, 32),
+    (256, 768, 128),
+];
+
+/// Groups larger than those here are repeated, with zeros and without.
+#[test]
+fn awq_gemm_has_groups_of_any_size() {
+    let n = 24;
+    for (size, k, group_size) in AWQ_GEMM {
+        let (mut quantization, entries, scales) = awq_gemm(size, n, k);
+        let stored = usize::try_from(size).unwrap_or(k);
+        let code = |words: &[u8], row: usize, column: usize| {
+            let place = [0, 4, 1, 5, 2, 6, 3, 7][column % 8];
+            f64::from(nibble(words, row * n + column / 8 * 8 + place))
+        };
+        let format = format!("affine 4-bit g{group_size}");
+        check(&quantization, &entries, &format, &[n, k], |row, k| {
+            let scale = scales[k / stored * n + row];
+            let bias = f16::from_f64(-(code(&entries[1].3, k / stored, row) * scale)).to_f64();
+            f64::from((code(&entries[0].3, k, row) * scale) as f32) + bias
+        });
+        quantization["zero_point"] = json!(false);
+        let format = format!("symmetric 4-bit g{group_size}");
+        check(&quantization, &without(&entries, "m.qzeros"), &format, &[n, k], |row, k| {
+            (code(&entries[0].3, k, row) - 8.) * scales[k / stored * n + row]
+        });
+    }
+}
+
+/// Parts of K have the groups that they touch, and rows the words that they are in.
+#[test]
+fn parts_of_awq_gemm_are_parts_of_the_numbers() {
+    let n = 24;
+    for ((size, k, unit), zero_point) in AWQ_GEMM.into_iter().flat_map(|of| [(of, true), (of, false)]) {
+        let (mut quantization, entries, _) = awq_gemm(size, n, k);
+        let stored = usize::try_from(size).unwrap_or(k);
+        quantization["zero_point"] = json!(zero_point);
+        let entries = if zero_point { entries.to_vec() } else { without(&entries, "m.qzeros") };
+        let whole = weight(&quantization, &entries).unwrap();
+        assert_eq!(whole.granularity(), unit, "{size} of {k}");
+        let numbers = whole.to_dense(DType::F32, &Device::Cpu).unwrap();
+        let ranges = (0..k).step_by(unit).flat_map(|from| [from..from + unit, from..k, 0..from + unit]);
+        for (columns, rows) in
+            ranges.flat_map(|of_k| [0..n, 8..16, 3..9, 23..24].map(|of| (of_k.clone(), of)))
+        {
+            let at = format!("{size} of {k}, zeros {zero_point}: {columns:?} of {rows:?}");
+            let expected = numbers.narrow(1, columns.start, columns.len()).unwrap();
+            let expected = values(&expected.narrow(0, rows.start, rows.len()).unwrap());
+            let columns_first = whole.narrow(1, columns.clone()).unwrap().narrow(0, rows.clone()).unwrap();
+            let rows_first = whole.narrow(0, rows.clone()).unwrap().narrow(1, columns.clone()).unwrap();
+            // A part of a part, whose first group may have begun before both.
+            let twice = whole.narrow(1, columns.start..k).unwrap().narrow(1, 0..columns.len()).unwrap();
+            for part in [columns_first, rows_first, twice.narrow(0, rows.clone()).unwrap()] {
+                assert_eq!(part.dims(), [rows.len(), columns.len()], "{at}");
+                assert!(values(&part.to_dense(DType::F32, &Device::Cpu).unwrap()) == expected, "{at}");
+                let eights = rows.end.div_ceil(8) - rows.start / 8;
+                let groups = columns.end.div_ceil(stored) - columns.start / stored;
+                let zeros = if zero_point { groups * eights * 4 } else { 0 };
+                let bytes = columns.len() * eights * 4 + groups * eights * 8 * 2 + zeros;
+                assert_eq!(part.size_in_bytes(), bytes, "{at}");
+                let loaded = part.load(&Device::Cpu).unwrap();
+                assert_eq!(part.loaded_bytes(), loaded.size_in_bytes() as u64, "{at}");
+            }
+        }
+        let half = unit / 2;
+        let units = format!("multiples of {unit}");
+        rejected(whole.narrow(1, 0..half).map(|_| ()), &["`m`", &units, &format!("0..{half}")]);
+    }
+}
+
+/// Beside F32 scales symmetric codes have no biases, and others have F32 ones.
+#[test]
+fn awq_gemm_tells_the_memory_of_f32_scales() {
+    let (mut quantization, entries, scales) = awq_gemm(-1, 24, 256);
+    let scales: Vec<f32> = scales.into_iter().map(|scale| scale as f32).collect();
+    let entries = with(&entries, &[f32s("m.scales", &[1, 24], &scales)]);
+    for (zero_point, of_group) in [(true, 8), (false, 4)] {
+        quantization["zero_point"] = json!(zero_point);
+        let entries = if zero_point { entries.clone() } else { without(&entries, "m.qzeros") };
+        let part = weight(&quantization, &entries).unwrap().narrow(0, 3..9).unwrap();
+        let bytes = part.load(&Device::Cpu).unwrap().size_in_bytes();
+        assert_eq!((part.loaded_bytes(), bytes), (bytes as u64, 6 * 256 / 2 + 6 * 2 * of_group));
     }
 }
 

@@ -3,10 +3,12 @@
 //!
 //! As `WQLinear_GEMM` writes it and awq/utils/packing_utils.py reads it (casper-hansen/AutoAWQ): the nibbles
 //! of a word, lowest first, are the columns 0, 2, 4, 6, 1, 3, 5, 7 of its eight. Biases are `-(zero * scale)`,
-//! rounded to the dtype of the scales as mlx-lm rounds them (`_transform_awq_weights` in mlx_lm/utils.py).
+//! rounded to the dtype of the scales as mlx-lm rounds them (`_transform_awq_weights` in mlx_lm/utils.py). Groups may be
+//! larger than those here, up to all of K: their scales and biases are repeated.
 
 use super::awq_gemv;
 use super::config::{AwqConfig, AwqVersion};
+use super::groups::Groups;
 use super::module::Module;
 use crate::checkpoint::file::{candle_dtype, StoredTensor};
 use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, Slice, SliceInMemory, Weight};
@@ -40,19 +42,18 @@ fn gemm(module: &Module, config: &AwqConfig) -> Result<Weight> {
     };
     let n = packed.saturating_mul(COLUMNS);
     let groups = scales.dims().first().copied().unwrap_or(0);
-    let group_size = k.checked_div(groups).unwrap_or(0);
-    let has_zeros = config.zero_point || module.get("qzeros").is_some();
-    let format = match has_zeros {
-        true => QuantFormat::affine_opt(4, group_size),
-        false => QuantFormat::symmetric_opt(4, group_size),
-    };
-    let format = format.filter(|_| k % group_size == 0);
-    let Some(format) = format.filter(|_| config.group_size.is_none_or(|stated| stated == group_size)) else {
+    let stated = |(of_file, _): &(Groups, usize)| config.group_size.is_none_or(|size| size == of_file.size);
+    let Some((of_file, group_size)) = Groups::divide(*k, groups).filter(stated) else {
         let expected = match config.group_size {
             Some(stated) => format!("one row for each {stated} of K = {k}, as the config says"),
-            None => format!("one row for each 32, 64 or 128 of K = {k}"),
+            None => format!("one row for each 32 of K = {k}, or for each multiple of 32"),
         };
         return Err(module.wrong("scales", scales, expected, format!("shape {:?}", scales.dims())));
+    };
+    let has_zeros = config.zero_point || module.get("qzeros").is_some();
+    let format = match has_zeros {
+        true => QuantFormat::affine(4, group_size)?,
+        false => QuantFormat::symmetric(4, group_size)?,
     };
     module.check_dims("scales", scales, &[groups, n])?;
     let qzeros = has_zeros.then(|| module.require("qzeros", "qweight", &[Dtype::I32])).transpose()?;
@@ -62,6 +63,7 @@ fn gemm(module: &Module, config: &AwqConfig) -> Result<Weight> {
     let layout = AwqGemm {
         format,
         k: *k,
+        groups: of_file,
         packed,
         qweight: qweight.clone(),
         qzeros: qzeros.cloned(),
@@ -75,6 +77,7 @@ fn gemm(module: &Module, config: &AwqConfig) -> Result<Weight> {
 struct AwqGemm {
     format: QuantFormat,
     k: usize,
+    groups: Groups,
     /// Words of a row of `qweight`, N/8.
     packed: usize,
     qweight: StoredTensor,
@@ -96,20 +99,30 @@ impl Layout for AwqGemm {
         self.qweight.size_in_bytes() + zeros + self.scales.size_in_bytes()
     }
 
+    /// Biases take as much as scales; beside 16-bit scales those of symmetric codes are written out.
+    fn loaded_bytes(&self) -> u64 {
+        let dtype = candle_dtype(self.scales.dtype()).unwrap_or(DType::F32);
+        let format = if dtype == DType::F32 { self.format } else { self.format.with_biases() };
+        format.size_in_bytes((self.packed * COLUMNS * self.k) as u64, dtype)
+    }
+
     fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let (n, groups) = (self.packed * COLUMNS, self.format.groups_per_row(self.k)?);
+        let (n, groups) = (self.packed * COLUMNS, self.groups.count(self.k));
+        let spread = |values: &Tensor| -> Result<Tensor> {
+            Ok(self.groups.spread(values, self.format, self.k)?.to_device(device)?)
+        };
         let codes = transpose(&self.qweight.read::<u32>()?, self.packed, self.format.words_per_row(self.k)?);
         let codes = Tensor::from_vec(codes, (n, self.format.words_per_row(self.k)?), device)?;
-        let scales = self.scales.load(&Device::Cpu)?.t()?.contiguous()?;
+        let scales = self.scales.load(&Device::Cpu)?.t()?;
         let biases = match &self.qzeros {
             None => None,
             Some(zeros) => {
                 let zeros = Tensor::from_vec(columns(&zeros.read::<u32>()?), (groups, n), &Device::Cpu)?;
                 let biases = (zeros.t()? * scales.to_dtype(DType::F32)?)?.neg()?;
-                Some(biases.to_dtype(scales.dtype())?.to_device(device)?)
+                Some(spread(&biases.to_dtype(scales.dtype())?)?)
             }
         };
-        QuantTensor::new(self.format, codes, scales.to_device(device)?, biases, None)
+        QuantTensor::new(self.format, codes, spread(&scales)?, biases, None)
     }
 
     fn granularity(&self) -> usize {
@@ -118,33 +131,34 @@ impl Layout for AwqGemm {
 
     /// Rows of the weight are columns here, eight of which are a word: parts of words are cut off in memory.
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
-        let groups = self.format.groups_per_row(self.k)?;
+        let count = self.groups.count(self.k);
         let scale = self.scales.dtype().bitsize() / 8;
         let (words, n) = (self.packed * size_of::<u32>(), self.packed * COLUMNS * scale);
         if slice.along_k() {
-            let group_size = self.format.group_size();
-            let of_groups = slice.range.start / group_size..slice.range.end / group_size;
-            let zeros = |zeros: &StoredTensor| zeros.narrow(&[groups, words], 0, &of_groups);
+            let (of_groups, groups) = self.groups.narrow(&slice.range);
+            let zeros = |zeros: &StoredTensor| zeros.narrow(&[count, words], 0, &of_groups);
             return Ok(Arc::new(Self {
                 format: self.format,
                 k: slice.range.len(),
+                groups,
                 packed: self.packed,
                 qweight: self.qweight.narrow(&[self.k, words], 0, &slice.range)?,
                 qzeros: self.qzeros.as_ref().map(zeros).transpose()?,
-                scales: self.scales.narrow(&[groups, n], 0, &of_groups)?,
+                scales: self.scales.narrow(&[count, n], 0, &of_groups)?,
             }));
         }
         let whole = slice.range.start / COLUMNS..slice.range.end.div_ceil(COLUMNS);
         let of_words = whole.start * size_of::<u32>()..whole.end * size_of::<u32>();
         let of_columns = whole.start * COLUMNS * scale..whole.end * COLUMNS * scale;
-        let zeros = |zeros: &StoredTensor| zeros.narrow(&[groups, words], 1, &of_words);
+        let zeros = |zeros: &StoredTensor| zeros.narrow(&[count, words], 1, &of_words);
         let part = Arc::new(Self {
             format: self.format,
             k: self.k,
+            groups: self.groups,
             packed: whole.len(),
             qweight: self.qweight.narrow(&[self.k, words], 1, &of_words)?,
             qzeros: self.qzeros.as_ref().map(zeros).transpose()?,
-            scales: self.scales.narrow(&[groups, n], 1, &of_columns)?,
+            scales: self.scales.narrow(&[count, n], 1, &of_columns)?,
         });
         let first = whole.start * COLUMNS;
         let range = slice.range.start - first..slice.range.end - first;

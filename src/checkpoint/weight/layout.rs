@@ -100,6 +100,13 @@ impl Layout for SliceInMemory<dyn Layout> {
         self.whole.size_in_bytes()
     }
 
+    /// The share that the range has of all.
+    fn loaded_bytes(&self) -> u64 {
+        let size = self.dims.get(self.dim).copied().unwrap_or(0).max(1);
+        let bytes = u128::from(self.whole.loaded_bytes()) * self.range.len() as u128 / size as u128;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let whole = self.whole.load(&Device::Cpu)?;
         whole.narrow(self.dim, self.range.start, self.range.len())?.to_device(device)
