@@ -1,10 +1,10 @@
 //! Damaged UQFF files load or are refused by an error of this crate that names a file; nothing panics.
 
 use crate::checkpoint::{folder_of, raw_file};
-use crate::uqff::{entry, file, layer, version, Entry, FAMILIES};
-use candle_core::{DType, Device};
+use crate::uqff::{entry, f32s, file, layer, u32, u32s, version, with, Entry, FAMILIES};
+use candle_core::{DType, Device, Module, Tensor};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant::{Error, Result};
+use candle_quant::{Error, Linear, Result};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{json, Value};
@@ -15,14 +15,37 @@ use std::sync::LazyLock;
 /// Cases of each of the two kinds of damage.
 const CASES: u32 = 12_000;
 
-/// A model of one layer of every family, each with a bias, in two shards.
+/// A layer of every family, and those whose groups run across rows or whose rows are filled up to whole groups; with its rows.
+fn layers() -> Vec<(Vec<Entry>, usize)> {
+    let ones = |count: usize| vec![0x11; count];
+    let of_groups = |part: &str| f32s(&format!("m.weight.{part}"), &[1, 32], &[0.5; 32]);
+    let hqq = vec![
+        entry("m.weight", "U8", &[8, 32], ones(256)),
+        of_groups("scales"),
+        of_groups("zeros"),
+        u32s("m.weight.shape", &[8, 64]),
+        u32("m.weight.group_size", 16),
+    ];
+    let f8q8 = vec![
+        entry("m.weight", "U8", &[99], ones(99)),
+        u32("m.weight.num_blocks", 3),
+        u32s("m.weight.shape", &[2, 48]),
+    ];
+    let fp8 = vec![entry("m.weight", "F8_E4M3", &[2, 40], ones(80))];
+    let irregular = [("HQQ", hqq, 8), ("F8Q8", f8q8, 2), ("FP8", fp8, 2)];
+    let irregular = irregular.map(|(family, changes, rows)| (with(&layer(family), &changes), rows));
+    FAMILIES.map(|family| (layer(family), 2)).into_iter().chain(irregular).collect()
+}
+
+/// A model of these layers, each with a bias, in two shards.
 static SHARDS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     let mut entries: Vec<Entry> = version([1, 2, 0]);
-    for (index, family) in FAMILIES.iter().enumerate() {
-        let bias = entry("m.bias", ["F8_E4M3", "BF16"][index % 2], &[2], vec![0x30; [2, 4][index % 2]]);
+    for (index, (layer, rows)) in layers().into_iter().enumerate() {
+        let (dtype, bytes) = [("F8_E4M3", rows), ("BF16", 2 * rows)][index % 2];
+        let bias = entry("m.bias", dtype, &[rows], vec![0x30; bytes]);
         let named =
             |(name, dtype, shape, bytes): Entry| (format!("{index}{}", &name[1..]), dtype, shape, bytes);
-        entries.extend(layer(family).into_iter().chain([bias]).map(named));
+        entries.extend(layer.into_iter().chain([bias]).map(named));
     }
     let second = entries.split_off(entries.len() / 2);
     [file(&entries), file(&second)]
@@ -30,20 +53,19 @@ static SHARDS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
 
 static CONFIG: &[u8] = br#"{"model_type":"qwen3"}"#;
 
-/// Opens whatever is in `dir` and asks for all of it.
+/// Opens whatever is in `dir`, asks for all of it, and multiplies by what is quantized.
 fn open_and_load_everything(dir: &Path) -> Result<()> {
     let checkpoint = Checkpoint::open(dir)?;
     for module in checkpoint.modules() {
-        match &checkpoint.weight(&module, None)? {
-            Weight::Packed(packed) => {
-                let tensor = packed.load(&Device::Cpu)?;
-                assert_eq!(tensor.dims(), packed.dims());
-                tensor.dequantize(DType::F32)?;
-            }
-            Weight::Ggml(blocks) => drop(blocks.load(&Device::Cpu)?.dequantize(&Device::Cpu)?),
-            Weight::Dense(dense) => assert_eq!(dense.load(DType::F32, &Device::Cpu)?.dims(), dense.dims()),
-            other => panic!("{other:?}"),
-        }
+        let weight = checkpoint.weight(&module, None)?;
+        let loaded = weight.load(&Device::Cpu)?;
+        assert_eq!(loaded.dims(), weight.dims());
+        assert_eq!(loaded.to_dense(DType::F32)?.dims(), weight.dims());
+        let (Weight::Packed(_) | Weight::Irregular(_), &[n, k]) = (&weight, weight.dims()) else {
+            continue;
+        };
+        let x = Tensor::ones((2, k), DType::F32, &Device::Cpu)?;
+        assert_eq!(Linear::new(loaded, None).forward(&x)?.dims(), [2, n]);
     }
     for name in checkpoint.tensor_names().filter(|name| !name.ends_with(".weight")) {
         checkpoint.dense(name)?.load(DType::F32, &Device::Cpu)?;
@@ -73,7 +95,26 @@ fn check(files: &[Vec<u8>; 2]) -> std::result::Result<(), TestCaseError> {
 fn undamaged_it_loads() {
     let dir = folder_of(&[("x-0.uqff", &SHARDS[0]), ("x-1.uqff", &SHARDS[1])]);
     open_and_load_everything(dir.path()).unwrap();
-    assert_eq!(Checkpoint::open(dir.path()).unwrap().tensor_names().count(), 14);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(checkpoint.tensor_names().count(), 20);
+    // Each kind of weight is among what is damaged.
+    let formats: Vec<_> =
+        (0..10).map(|index| checkpoint.weight(&index.to_string(), None).unwrap().format_name()).collect();
+    assert_eq!(
+        formats,
+        [
+            "ggml Q8_0",
+            "BF16",
+            "F32",
+            "mxfp8",
+            "affine 4-bit g64",
+            "symmetric 8-bit g32",
+            "mxfp4",
+            "affine 4-bit g16, across rows",
+            "symmetric 8-bit g32, filled",
+            "fp8 g64, filled"
+        ]
+    );
 }
 
 fn settings() -> ProptestConfig {
@@ -156,7 +197,7 @@ proptest! {
                 _ => {
                     let info = header.remove(name).unwrap();
                     let (key, suffix) = name.split_at(1); // all names are longer
-                    let renamed = [format!("{}{suffix}", number % 7), format!("{key}.weight.format"), format!("{key}.bias"),
+                    let renamed = [format!("{}{suffix}", number % 10), format!("{key}.weight.format"), format!("{key}.bias"),
                         name.replace("weight", "bias"), "weight".to_owned()][other.index(5)].clone();
                     header.insert(renamed, info);
                 }
