@@ -82,6 +82,9 @@ pub use ollama::{Name as OllamaName, Store as OllamaStore};
 pub use opened::Checkpoint;
 pub use sidecar::SidecarFiles;
 pub use tokenizer::StoredTokenizer;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use weight::block_types;
 pub use weight::{module_of, tensor_of};
 pub use weight::{natural_order, DenseTensor, GgmlWeight, IrregularWeight, MlxForm, PackedWeight, Weight};
 

@@ -2,6 +2,7 @@
 
 use crate::common::{distance, open, reference};
 use crate::packed::{bits, flat, refused, tensor};
+use crate::writer::File;
 use candle_core::{DType, Device, Tensor, Var, D};
 use candle_nn::Activation;
 use candle_quant::checkpoint::Weight;
@@ -305,57 +306,76 @@ fn single_weights_are_stacked() {
     }
 }
 
-/// Stacks of a GGML type are computed matrix by matrix, each from its own blocks.
+/// Stacks of a GGML type are computed matrix by matrix, each from its own blocks, and no activations are rounded.
 #[test]
 fn stacks_of_ggml_types_are_parted() {
-    use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
-    let dense = Dense::new();
-    let blocks = |i: usize| QTensor::quantize(&dense.weights[i], GgmlDType::Q8_0).unwrap();
-    let stacks = [blocks(0), blocks(1), blocks(2)];
-    let names = ["gate", "up", "down"].map(|name| format!("blk.0.ffn_{name}_exps.weight"));
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.gguf");
-    let architecture = gguf_file::Value::String("qwen3moe".into());
-    let heads = gguf_file::Value::U32(2);
-    let tensors: Vec<_> = names.iter().map(String::as_str).zip(&stacks).collect();
-    let metadata = [("general.architecture", &architecture), ("qwen3moe.attention.head_count", &heads)];
-    gguf_file::write(&mut std::fs::File::create(&path).unwrap(), &metadata, &tensors).unwrap();
-
-    let checkpoint = Checkpoint::open(&path).unwrap();
-    let block = "model.layers.0.mlp";
-    for (i, name) in ["gate_proj", "up_proj", "down_proj"].into_iter().enumerate() {
-        let Weight::Ggml(stack) = checkpoint.weight(&format!("{block}.experts.{name}"), None).unwrap() else {
-            panic!("{name} is not in blocks");
+    use candle_core::quantized::{GgmlDType, QTensor};
+    // Rows of whole blocks of the types with 256 elements to a block.
+    let (hidden, inner) = (256, 512);
+    let names = ["gate_proj", "up_proj", "down_proj"];
+    let dims = [[EXPERTS, inner, hidden], [EXPERTS, inner, hidden], [EXPERTS, hidden, inner]];
+    // IQ4_XS (23), which candle does not know: a scale as F16, and codes that may be anything.
+    let of_bytes = |count: usize| {
+        let block = |block: usize| {
+            let mut bytes: Vec<u8> = (0..136).map(|at| (block * 137 + at * 89 + at / 7) as u8).collect();
+            bytes[..2].copy_from_slice(&half::f16::from_f32(1e-4).to_le_bytes());
+            bytes
         };
-        let whole = stacks[i].dequantize(&Device::Cpu).unwrap();
-        let matrices = stack.load_matrices(&Device::Cpu).unwrap();
-        assert_eq!(matrices.len(), EXPERTS);
-        for (expert, matrix) in matrices.iter().enumerate() {
-            let expected = whole.get(expert).unwrap();
-            assert_eq!(bits(&matrix.dequantize(&Device::Cpu).unwrap()), bits(&expected), "{name} {expert}");
-        }
-    }
-    let config = ExpertsConfig {
-        experts: EXPERTS,
-        hidden_size: HIDDEN,
-        intermediate_size: INNER,
-        bias: false,
-        gating: Gating::Plain(Activation::Silu),
+        (0..count / 256).flat_map(block).collect::<Vec<u8>>()
     };
-    let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu).pp(block);
-    let (x, (ids, routing_weights)) = (tensor(&[1, 6, HIDDEN], 90), routes(6));
-    let y = experts(&config, vb).unwrap().forward(&x, &ids, &routing_weights).unwrap();
-    let dequantized: HashMap<_, _> = ["gate_proj", "up_proj", "down_proj"]
-        .into_iter()
-        .zip(&stacks)
-        .map(|(name, stack)| (format!("experts.{name}.weight"), stack.dequantize(&Device::Cpu).unwrap()))
-        .collect();
-    let vb = candle_nn::VarBuilder::from_tensors(dequantized, DType::F32, &Device::Cpu);
-    let exact = experts(&config, VarBuilder::from(vb)).unwrap().forward(&x, &ids, &routing_weights).unwrap();
-    let exact: Vec<f64> = flat(&exact).into_iter().map(f64::from).collect();
-    // candle rounds activations to 8 bits, 0.4 % of the largest of 32, in three products.
-    let error = crate::packed::relative_error(&flat(&y), &exact);
-    assert!(error < 0.03, "{error:e}");
+    for (type_id, dtype) in [(8, Some(GgmlDType::Q8_0)), (12, Some(GgmlDType::Q4K)), (23, None)] {
+        let of_candle = dtype.map(|dtype| {
+            [0, 1, 2]
+                .map(|i| QTensor::quantize(&(tensor(&dims[i], 10 + i as u64) * 0.2).unwrap(), dtype).unwrap())
+        });
+        let mut file = File::of("qwen3moe").u32("qwen3moe.attention.head_count", 2);
+        for (i, dims) in dims.iter().enumerate() {
+            let blocks = match &of_candle {
+                Some(stacks) => stacks[i].data().unwrap().to_vec(),
+                None => of_bytes(dims.iter().product()),
+            };
+            let name = format!("blk.0.ffn_{}_exps.weight", ["gate", "up", "down"][i]);
+            file = file.tensor(crate::writer::tensor(&name, &dims.map(|dim| dim as u64), type_id, blocks));
+        }
+        let checkpoint = file.open().unwrap();
+        let block = "model.layers.0.mlp";
+        let mut dequantized = HashMap::new();
+        for (i, name) in names.into_iter().enumerate() {
+            let weight = checkpoint.weight(&format!("{block}.experts.{name}"), None).unwrap();
+            let whole = weight.to_dense(DType::F32, &Device::Cpu).unwrap();
+            if let Some(stacks) = &of_candle {
+                let Weight::Ggml(stack) = weight else {
+                    panic!("{name} is not in blocks");
+                };
+                assert_eq!(bits(&whole), bits(&stacks[i].dequantize(&Device::Cpu).unwrap()), "{name}");
+                let matrices = stack.load_matrices(&Device::Cpu).unwrap();
+                assert_eq!(matrices.len(), EXPERTS);
+                for (expert, matrix) in matrices.iter().enumerate() {
+                    let expected = whole.get(expert).unwrap();
+                    let matrix = matrix.dequantize(&Device::Cpu).unwrap();
+                    assert_eq!(bits(&matrix), bits(&expected), "{name} {expert}");
+                }
+            }
+            dequantized.insert(format!("experts.{name}.weight"), whole);
+        }
+        let config = ExpertsConfig {
+            experts: EXPERTS,
+            hidden_size: hidden,
+            intermediate_size: inner,
+            bias: false,
+            gating: Gating::Plain(Activation::Silu),
+        };
+        let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu).pp(block);
+        let (x, (ids, routing_weights)) = (tensor(&[1, 6, hidden], 90), routes(6));
+        let y = experts(&config, vb).unwrap().forward(&x, &ids, &routing_weights).unwrap();
+        let vb = candle_nn::VarBuilder::from_tensors(dequantized, DType::F32, &Device::Cpu);
+        let dense = experts(&config, VarBuilder::from(vb)).unwrap();
+        let exact: Vec<f64> =
+            flat(&dense.forward(&x, &ids, &routing_weights).unwrap()).into_iter().map(f64::from).collect();
+        // Both sum in F32, each in its own order.
+        let error = crate::packed::relative_error(&flat(&y), &exact);
+        assert!(error < 3e-6, "type {type_id}: {error:e}");
+    }
 }
 
 const MODELS: [&str; 3] = ["qwen3moe-affine-b4-g64", "qwen3moe-nvfp4-global_scale", "gptoss-mxfp4-mlxlm"];

@@ -1,9 +1,15 @@
 //! Packed tensors and the layers that multiply them.
 
+#[path = "../common/checkpoint.rs"]
+#[allow(dead_code)] // more than is needed here
+mod checkpoint;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/packed.rs"]
 mod packed;
+#[path = "../gguf/writer.rs"]
+#[allow(dead_code)] // more than is needed here
+mod writer;
 
 mod adapters;
 mod experts;

@@ -3,6 +3,7 @@
 use super::Seeds;
 use crate::writer::{f32_tensor, tensor, File};
 use crate::Bundle;
+use candle_quant::checkpoint::block_types;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -65,28 +66,7 @@ fn directory(path: &Path) -> Bundle {
 
 /// One file for each type of blocks, as the tests write them.
 fn gguf() -> Seeds {
-    // Number of the type, elements and bytes of a block.
-    const TYPES: [(&str, u32, usize, usize); 18] = [
-        ("f16", 1, 1, 2),
-        ("q4_0", 2, 32, 18),
-        ("q5_1", 7, 32, 24),
-        ("q8_0", 8, 32, 34),
-        ("q2_k", 10, 256, 84),
-        ("q4_k", 12, 256, 144),
-        ("q6_k", 14, 256, 210),
-        ("iq2_xxs", 16, 256, 66),
-        ("iq2_xs", 17, 256, 74),
-        ("iq3_xxs", 18, 256, 98),
-        ("iq1_s", 19, 256, 50),
-        ("iq3_s", 21, 256, 110),
-        ("iq2_s", 22, 256, 82),
-        ("iq1_m", 29, 256, 56),
-        ("bf16", 30, 1, 2),
-        ("mxfp4", 39, 32, 17),
-        ("nvfp4", 40, 64, 36),
-        ("q1_0", 41, 128, 18),
-    ];
-    let seed = |(name, type_id, elements, bytes): (&str, u32, usize, usize)| {
+    let seed = |(type_id, name, elements, bytes): (u32, &str, usize, usize)| {
         let weight = |name: &str, n: usize, k: usize| {
             let data = (0..n * k / elements * bytes).map(|i| (i % 61) as u8).collect();
             tensor(name, &[n as u64, k as u64], type_id, data)
@@ -105,9 +85,11 @@ fn gguf() -> Seeds {
             .tensor(weight("blk.0.ffn_down.weight", 256, 256))
             .tensor(f32_tensor("blk.0.attn_norm.weight", &[256], &[1.0; 256]));
         let files = vec![("model.gguf".to_owned(), file.bytes())];
-        (name.to_owned(), Bundle { open: "model.gguf".to_owned(), files })
+        (name.to_lowercase(), Bundle { open: "model.gguf".to_owned(), files })
     };
-    TYPES.map(seed).to_vec()
+    // Of types without blocks only the halves are weights that are small enough.
+    let is_seed = |&(_, name, elements, _): &(u32, &str, usize, usize)| elements > 1 || name.ends_with("F16");
+    block_types().into_iter().filter(is_seed).map(seed).collect()
 }
 
 /// A manifest without its largest layers: what is left of the model is read all the same.

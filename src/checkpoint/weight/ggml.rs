@@ -1,7 +1,7 @@
 //! Weights in blocks of a GGML type, which candle knows, too.
 
 use super::ggml_packed::GgmlCodes;
-use super::ggml_types::{block_type, BlockType, Kind};
+use super::ggml_types::{block_type, BlockType, Kind, NUMBERS};
 use super::layout::GgmlBlocks;
 use super::packed::PackedWeight;
 use super::slice::Slice;
@@ -98,7 +98,6 @@ impl GgmlWeight {
 
     /// The name of the type, and the number that GGUF files use; `None` if they have none.
     pub fn type_in_gguf(&self) -> Option<(&'static str, u32)> {
-        const NUMBERS: std::ops::Range<u32> = 0..64;
         NUMBERS.into_iter().find_map(|id| match block_type(id, false)? {
             BlockType { name, kind: Kind::Ggml(dtype), .. } if dtype == self.dtype => Some((name, id)),
             _ => None,

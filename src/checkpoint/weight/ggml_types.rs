@@ -3,6 +3,7 @@
 use super::ggml_packed::GgmlCodes;
 use candle_core::quantized::GgmlDType;
 use safetensors::Dtype;
+use std::ops::Range;
 
 /// A type: so many elements take so many bytes, a block.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +41,19 @@ pub(in crate::checkpoint) enum Nibbles {
 /// The number that files of gpt-oss from before there was a number for MXFP4 give to it. It had been that of a
 /// type that was dropped long before.
 pub(in crate::checkpoint) const EARLY_MXFP4: u32 = 4;
+
+/// All numbers of types are among these.
+pub(super) const NUMBERS: Range<u32> = 0..64;
+
+/// For tests (feature `testing`): number and name of each type, and elements and bytes of a block.
+#[cfg(feature = "testing")]
+pub fn block_types() -> Vec<(u32, &'static str, usize, usize)> {
+    let of_number = |id| {
+        let BlockType { name, elements, bytes, .. } = block_type(id, false)?;
+        Some((id, name, elements, bytes))
+    };
+    NUMBERS.filter_map(of_number).collect()
+}
 
 /// The type of this number; `None` if it is unknown, and with it the size of a tensor. `early_mxfp4` says whether
 /// the file holds such a model.

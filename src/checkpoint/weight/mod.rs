@@ -23,6 +23,8 @@ mod tiled;
 
 pub use dense::DenseTensor;
 pub use ggml::GgmlWeight;
+#[cfg(feature = "testing")]
+pub use ggml_types::block_types;
 pub use irregular::IrregularWeight;
 pub use mlx_form::MlxForm;
 pub use names::natural_order;
