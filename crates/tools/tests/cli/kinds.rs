@@ -1,8 +1,6 @@
 //! `verify`, `diff` and `inspect` on checkpoints of every kind.
 
-use crate::common::distance;
 use crate::damage::{file_of, run, run_json, Copy, Stored};
-use candle_core::Device;
 use half::f16;
 use serde_json::json;
 use std::fs;
@@ -183,28 +181,4 @@ fn a_gguf_file_beside_dense_tensors() {
         let found = worst["relative_rms"].as_f64().unwrap();
         assert!((found - expected).abs() <= 1e-12 * expected, "{found}, expected {expected}");
     }
-}
-
-/// `--ggml` chooses what computes with blocks of GGML's types: candle's kernels round activations, those of this crate do not.
-#[test]
-fn kernels_of_blocks_are_chosen() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let (gguf, tiny) = (path("model.gguf"), concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny"));
-    let (code, _, stderr) = run(&["convert", tiny, "-o", &gguf, "--to", "gguf", "--format", "q8_0"]);
-    assert_eq!(code, 0, "{stderr}");
-    let logits = |args: &[&str]| {
-        let out = path("logits.safetensors");
-        let (code, _, stderr) =
-            run(&[&["logits", &gguf, "--tokens", "1,2,3", "--cpu", "--out", &out], args].concat());
-        assert_eq!(code, 0, "{args:?}: {stderr}");
-        candle_core::safetensors::load(&out, &Device::Cpu).unwrap().remove("logits").unwrap()
-    };
-    let own = logits(&[]);
-    assert_eq!(distance(&logits(&["--ggml", "own"]), &own).max, 0.);
-    let candle = distance(&logits(&["--ggml", "candle"]), &own).max;
-    assert!(candle > 1e-6 && candle < 0.5, "{candle}");
-    let (code, _, stderr) =
-        run(&["logits", &gguf, "--tokens", "1", "--out", &path("none"), "--ggml", "other"]);
-    assert!(code != 0 && stderr.contains("[possible values: own, candle]"), "{code}: {stderr}");
 }

@@ -23,6 +23,7 @@ mod chat;
 mod convert;
 mod damage;
 mod diff;
+mod ggml;
 mod hub;
 mod importance;
 mod inspect;
