@@ -1,7 +1,6 @@
 //! Packed tensors and the layers that multiply them.
 
 #[path = "../common/checkpoint.rs"]
-#[allow(dead_code)] // more than is needed here
 mod checkpoint;
 #[path = "../common/mod.rs"]
 mod common;
