@@ -97,9 +97,9 @@ impl PreparedX for Prepared {
         let Some((first, _)) = self.rows.first() else { return };
         let m = self.rows.len();
         // Rows of x have as many groups.
-        let mut room = Room::new(matrix, &self.scaling(first));
         let rows_of_pass = row_gemv::rows_of_pass(matrix);
-        row_gemv::fetch_first(matrix, first_row, out.len() / m);
+        let mut room = Room::new(matrix, &self.scaling(first), rows_of_pass);
+        room.fetch_first(matrix, first_row, out.len() / m);
         // Every row of x, and its outliers, meet a few rows of the weight while these are in a near cache.
         for (pass, out) in out.chunks_mut(rows_of_pass * m).enumerate() {
             each_row_of_x(m, out, |index, sums| {

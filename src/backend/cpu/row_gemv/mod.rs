@@ -80,21 +80,35 @@ pub(super) struct Row<'a> {
     pub(super) scales: &'a [f32],
 }
 
-/// What scales and biases of up to [`ROWS_PER_PASS`] rows are prepared in.
+/// What scales and biases of the rows of a pass, at most [`ROWS_PER_PASS`], are prepared in, and how far ahead others are fetched.
 pub(super) struct Room {
     scaled: Aligned<f32>,
     /// What those of super-blocks count.
     pub(super) units: Aligned<f32>,
+    /// Whole passes.
     rows_ahead: usize,
 }
 
 impl Room {
-    pub(super) fn new(matrix: &PackedMatrix, scaling: &Scaling) -> Self {
+    pub(super) fn new(matrix: &PackedMatrix, scaling: &Scaling, rows_of_pass: usize) -> Self {
         let blocks = matrix.super_blocks.map_or(0, |_| matrix.k / SUPER_BLOCK);
+        let row_bytes: usize = matrix.scales_from(0).iter().map(|&(_, bytes)| bytes).sum();
+        let passes = SCALES_AHEAD / row_bytes.max(1) / rows_of_pass;
         Self {
             scaled: Aligned::new(ROWS_PER_PASS * scaling.stride),
             units: Aligned::new(2 * ROWS_PER_PASS * blocks),
-            rows_ahead: rows_ahead(matrix),
+            rows_ahead: (passes * rows_of_pass).clamp(rows_of_pass, ROWS_AHEAD),
+        }
+    }
+
+    /// Begins to fetch what the first of so many rows need, for which nothing was fetched on the way.
+    pub(super) fn fetch_first(&self, matrix: &PackedMatrix, first_row: usize, rows: usize) {
+        let fetch = Fetch::best();
+        let (words, rows) = matrix.rows_words(first_row, rows);
+        fetch.bytes(words.as_ptr().cast(), AHEAD.min(words.len() * 4));
+        let rows = self.rows_ahead.min(rows);
+        for (first, bytes) in matrix.scales_from(first_row) {
+            fetch.bytes(first, rows * bytes);
         }
     }
 }
@@ -105,24 +119,6 @@ pub(super) fn rows_of_pass(matrix: &PackedMatrix) -> usize {
     const BYTES: usize = 16384;
     let row_bytes = matrix.k * matrix.format.bits() / 8;
     (BYTES / row_bytes.max(1) / ROWS * ROWS).clamp(ROWS, ROWS_PER_PASS)
-}
-
-/// How many rows ahead scales and biases of this weight are fetched: whole passes.
-fn rows_ahead(matrix: &PackedMatrix) -> usize {
-    let row_bytes: usize = matrix.scales_from(0).iter().map(|&(_, bytes)| bytes).sum();
-    let pass = rows_of_pass(matrix);
-    (SCALES_AHEAD / row_bytes.max(1) / pass * pass).clamp(pass, ROWS_AHEAD)
-}
-
-/// Begins to fetch what the first of so many rows need, for which nothing was fetched on the way.
-pub(super) fn fetch_first(matrix: &PackedMatrix, first_row: usize, rows: usize) {
-    let fetch = Fetch::best();
-    let (words, rows) = matrix.rows_words(first_row, rows);
-    fetch.bytes(words.as_ptr().cast(), AHEAD.min(words.len() * 4));
-    let rows = rows_ahead(matrix).min(rows);
-    for (first, bytes) in matrix.scales_from(first_row) {
-        fetch.bytes(first, rows * bytes);
-    }
 }
 
 /// The sums of at most [`ROWS_PER_PASS`] rows from `first_row` on, one for each of `output`, by `dot`.
