@@ -18,6 +18,12 @@ const LARGEST: f32 = 416.;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UqffType {
+    /// HQQ with 1-bit codes, which nothing quantizes to: mistral.rs reads it.
+    Hqq1,
+    /// HQQ with 2-bit codes, likewise.
+    Hqq2,
+    /// HQQ with 3-bit codes, likewise.
+    Hqq3,
     /// HQQ, 4-bit codes with an F32 scale and an F32 zero for each 64 elements, which lie one in each of 64 parts of the weight.
     Hqq4,
     /// HQQ with 8-bit codes.
@@ -42,12 +48,27 @@ pub struct UqffNumbers {
 }
 
 impl UqffType {
-    /// All of them.
+    /// Those that something is quantized to.
     pub const ALL: [Self; 4] = [Self::Hqq4, Self::Hqq8, Self::Fp8, Self::F8q8];
+
+    /// HQQ with so many bits; `None` if there is none.
+    pub const fn hqq(bits: usize) -> Option<Self> {
+        match bits {
+            1 => Some(Self::Hqq1),
+            2 => Some(Self::Hqq2),
+            3 => Some(Self::Hqq3),
+            4 => Some(Self::Hqq4),
+            8 => Some(Self::Hqq8),
+            _ => None,
+        }
+    }
 
     /// The name that mistral.rs has for it.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Hqq1 => "hqq1",
+            Self::Hqq2 => "hqq2",
+            Self::Hqq3 => "hqq3",
             Self::Hqq4 => "hqq4",
             Self::Hqq8 => "hqq8",
             Self::Fp8 => "fp8",
@@ -58,10 +79,16 @@ impl UqffType {
     /// The format of this crate that is nearest: of HQQ with groups that are no neighbours, of FP8 with a number by which all
     /// scales are multiplied.
     pub const fn format(self) -> QuantFormat {
+        const ONE: QuantFormat = QuantFormat::affine_opt(1, hqq::GROUP).unwrap();
+        const TWO: QuantFormat = QuantFormat::affine_opt(2, hqq::GROUP).unwrap();
+        const THREE: QuantFormat = QuantFormat::affine_opt(3, hqq::GROUP).unwrap();
         const FOUR: QuantFormat = QuantFormat::affine_opt(4, hqq::GROUP).unwrap();
         const EIGHT: QuantFormat = QuantFormat::affine_opt(8, hqq::GROUP).unwrap();
         const BLOCKS: QuantFormat = QuantFormat::symmetric_opt(8, BLOCK).unwrap();
         match self {
+            Self::Hqq1 => ONE,
+            Self::Hqq2 => TWO,
+            Self::Hqq3 => THREE,
             Self::Hqq4 => FOUR,
             Self::Hqq8 => EIGHT,
             Self::Fp8 => QuantFormat::MXFP8,
@@ -72,15 +99,23 @@ impl UqffType {
     /// Whether a matrix of so many elements can have this type.
     ///
     /// # Errors
-    /// If it is no whole number of groups.
+    /// If it is no whole number of groups, or nothing quantizes to the type.
     pub fn check(self, elements: usize) -> Result<()> {
         match self {
+            Self::Hqq1 | Self::Hqq2 | Self::Hqq3 => Err(self.only_read()),
             Self::Hqq4 | Self::Hqq8 if !elements.is_multiple_of(hqq::GROUP) => Err(Error::mismatch(
                 format!("elements of a matrix in {}", self.name()),
                 format!("a multiple of {}", hqq::GROUP),
                 elements.to_string(),
             )),
             Self::Hqq4 | Self::Hqq8 | Self::Fp8 | Self::F8q8 => Ok(()),
+        }
+    }
+
+    fn only_read(self) -> Error {
+        Error::Unsupported {
+            what: format!("quantizing to {}", self.name()),
+            remedy: "quantize to hqq4 or hqq8".into(),
         }
     }
 
@@ -92,6 +127,7 @@ impl UqffType {
     pub fn quantize(self, weights: &[f32], search: bool) -> Result<UqffNumbers> {
         self.check(weights.len())?;
         Ok(match self {
+            Self::Hqq1 | Self::Hqq2 | Self::Hqq3 => return Err(self.only_read()),
             Self::Hqq4 => hqq::quantize(weights, 4, search),
             Self::Hqq8 => hqq::quantize(weights, 8, search),
             Self::Fp8 => fp8(weights, search),

@@ -1,7 +1,7 @@
 //! Damaged UQFF files load or are refused by an error of this crate that names a file; nothing panics.
 
 use crate::checkpoint::{folder_of, raw_file};
-use crate::uqff::{entry, f32s, file, layer, u32, u32s, version, with, Entry, FAMILIES};
+use crate::uqff::{entry, f32s, file, layer, u32, u32s, u8, version, with, Entry, FAMILIES};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_quant::checkpoint::{Checkpoint, Weight};
 use candle_quant::{Error, Linear, Result};
@@ -26,13 +26,16 @@ fn layers() -> Vec<(Vec<Entry>, usize)> {
         u32s("m.weight.shape", &[8, 64]),
         u32("m.weight.group_size", 16),
     ];
+    let mut words = hqq.clone();
+    words[0] = entry("m.weight", "I32", &[2, 32], ones(256));
+    words.push(u8("m.weight.bits", 3));
     let f8q8 = vec![
         entry("m.weight", "U8", &[99], ones(99)),
         u32("m.weight.num_blocks", 3),
         u32s("m.weight.shape", &[2, 48]),
     ];
     let fp8 = vec![entry("m.weight", "F8_E4M3", &[2, 40], ones(80))];
-    let irregular = [("HQQ", hqq, 8), ("F8Q8", f8q8, 2), ("FP8", fp8, 2)];
+    let irregular = [("HQQ", hqq, 8), ("HQQ", words, 8), ("F8Q8", f8q8, 2), ("FP8", fp8, 2)];
     let irregular = irregular.map(|(family, changes, rows)| (with(&layer(family), &changes), rows));
     FAMILIES.map(|family| (layer(family), 2)).into_iter().chain(irregular).collect()
 }
@@ -96,7 +99,7 @@ fn undamaged_it_loads() {
     let dir = folder_of(&[("x-0.uqff", &SHARDS[0]), ("x-1.uqff", &SHARDS[1])]);
     open_and_load_everything(dir.path()).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    assert_eq!(checkpoint.tensor_names().count(), 20);
+    assert_eq!(checkpoint.tensor_names().count(), 22);
     // Each kind of weight is among what is damaged.
     let formats: Vec<_> =
         (0..10).map(|index| checkpoint.weight(&index.to_string(), None).unwrap().format_name()).collect();

@@ -51,20 +51,28 @@ fn fp8(k: usize, scale: f32, format: &'static str) -> Case {
     Case(with(&layer("FP8"), &changes), format, [6, k], numbers)
 }
 
-/// Element `i` belongs to group `i mod G`; of 4 bits, the high ones of all bytes are the first half.
+/// Element `i` belongs to group `i mod G`; the highest bits of all bytes, or of all words of ten 3-bit codes, are the first part.
+/// As `HqqBits::bitpack_type` of mistral.rs packs them (mistralrs-quant/src/hqq/mod.rs), and its `Dequant3Bit` and others unpack them.
 fn hqq([n, k]: [usize; 2], bits: u8, group: usize, format: &'static str) -> Case {
     let groups = n * k / group;
-    let stored = bytes(n * k * usize::from(bits) / 8);
-    let codes: Vec<u8> = match bits {
-        4 => stored.iter().map(|byte| byte >> 4).chain(stored.iter().map(|byte| byte & 15)).collect(),
-        _ => stored.clone(),
+    let (dtype, rows, size) = match bits {
+        3 => ("I32", group.div_ceil(10), 4),
+        _ => ("U8", group * usize::from(bits) / 8, 1),
     };
+    let stored = bytes(rows * groups * size);
+    // Words of 3-bit codes have two bits more, and the last ones have codes that are none.
+    let (words, parts) = match bits {
+        3 => (stored.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect(), 10),
+        _ => (stored.iter().map(|byte| u32::from(*byte)).collect::<Vec<_>>(), 8 / bits),
+    };
+    let part = |part: u8| words.iter().map(move |word| (word >> (bits * part) & ((1 << bits) - 1)) as u8);
+    let codes: Vec<u8> = (0..parts).rev().flat_map(part).take(n * k).collect();
     let scales: Vec<f32> = (0..groups).map(|at| 0.01 + (at % 5) as f32 / 64.).collect();
     let zeros: Vec<f32> = (0..groups).map(|at| 0.5 + (at % 11) as f32).collect();
     let number = |(at, code): (usize, &u8)| (f32::from(*code) - zeros[at % groups]) * scales[at % groups];
     let numbers = codes.iter().enumerate().map(number).collect();
     let changes = [
-        entry("m.weight", "U8", &[group * usize::from(bits) / 8, groups], stored),
+        entry("m.weight", dtype, &[rows, groups], stored),
         f32s("m.weight.scales", &[1, groups], &scales),
         f32s("m.weight.zeros", &[1, groups], &zeros),
         u32s("m.weight.shape", &[n as u32, k as u32]),
@@ -82,6 +90,10 @@ fn cases() -> Vec<Case> {
         fp8(64, -0.3, "fp8 g64"),
         hqq([24, 40], 4, 8, "affine 4-bit g8, across rows"),
         hqq([24, 40], 8, 6, "affine 8-bit g6, across rows"),
+        hqq([24, 40], 1, 8, "affine 1-bit g8, across rows"),
+        hqq([24, 40], 2, 12, "affine 2-bit g12, across rows"),
+        hqq([24, 40], 3, 20, "affine 3-bit g20, across rows"),
+        hqq([24, 64], 3, 64, "affine 3-bit g64, across rows"),
         // Two rows of groups for each row, and two rows for three of groups.
         hqq([8, 64], 4, 16, "affine 4-bit g16, across rows"),
         hqq([8, 64], 8, 64, "affine 8-bit g64, across rows"),

@@ -161,14 +161,17 @@ fn r15_hqq_groups_fill_the_shape() {
         }
     }
     let remedy = ["hqq4 or hqq8", "is not supported"];
-    for bits in [1, 2, 3] {
-        let what = format!("`m.weight`: HQQ of {bits} bits along axis 0");
-        refused_with("HQQ", &[u8("m.weight.bits", bits)], &[&what, remedy[0], remedy[1]]);
+    for bits in [1, 2] {
+        let what = format!("{bits}-bit codes of 32 elements a group");
+        refused_with("HQQ", &[u8("m.weight.bits", bits)], &["`m.weight`", &what, "found 16 bytes"]);
     }
+    refused_with("HQQ", &[u8("m.weight.bits", 3)], &["`m.weight`", "dtype I32", "found U8"]);
+    let words = [u8("m.weight.bits", 3), entry("m.weight", "I32", &[3, 4], [0; 48])];
+    refused_with("HQQ", &words, &["`m.weight`", "3-bit codes of 32 elements a group", "found 12 bytes"]);
     let parts = ["`m.weight`: HQQ of 4 bits along axis 1", remedy[0], remedy[1]];
     refused_with("HQQ", &[u8("m.weight.axis", 1)], &parts);
     refused_with("HQQ", &[u8("m.weight.axis", 2)], &["`m.weight.axis`", "expected 0", "found 2"]);
-    refused_with("HQQ", &[u8("m.weight.bits", 5)], &["`m.weight.bits`", "4 or 8", "found 5"]);
+    refused_with("HQQ", &[u8("m.weight.bits", 5)], &["`m.weight.bits`", "1, 2, 3, 4 or 8", "found 5"]);
     let rank3 = entry("m.weight", "U8", &[16, 2, 2], [0; 64]);
     refused_with("HQQ", &[rank3], &["`m.weight`", "[bytes of a group, groups]", "[16, 2, 2]"]);
 }

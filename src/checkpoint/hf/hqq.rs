@@ -10,9 +10,9 @@ use super::groups::Groups;
 use super::module::{scale_dtypes, Module};
 use crate::checkpoint::file::{candle_dtype, StoredTensor, Warnings};
 use crate::checkpoint::weight::{
-    filled_columns, filled_group_size, tensor_of, CutInMemory, DenseTensor, Dequantize, Filled,
+    filled_columns, filled_group_size, hqq_codes, tensor_of, CutInMemory, DenseTensor, Dequantize, Filled,
     IrregularLayout, IrregularWeight, Layout, MlxForm, PackedWeight, RowClasses, Slice, SliceInMemory,
-    StoredGroups, Weight,
+    StoredForm, StoredGroups, StoredHqq, Weight,
 };
 use crate::format::{pack, Scale};
 use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor};
@@ -45,8 +45,6 @@ pub(super) const PARTS: [&str; 18] = [
     "optimize",
     "round_zero",
 ];
-/// Codes of 3 bits in a word.
-const IN_WORD: usize = 10;
 const MOST_NAME: usize = 16;
 /// Bits of a scale and a bias, for each element of a group of 32.
 const PARAMETER_BITS: usize = 2;
@@ -118,11 +116,7 @@ impl Codes {
         };
         let groups = elements / group;
         let (rows, columns) = if along_k { (groups, group) } else { (group, groups) };
-        let bytes = match bits {
-            3 => Some(rows.div_ceil(IN_WORD).saturating_mul(size_of::<u32>())),
-            _ => (rows * bits % 8 == 0).then_some(rows * bits / 8),
-        };
-        let bytes = bytes.map(|bytes| bytes.saturating_mul(columns));
+        let bytes = hqq_codes::bytes_of_rows(rows, bits).map(|bytes| bytes.saturating_mul(columns));
         if bytes != Some(stored.size_in_bytes()) {
             let bytes = bytes.map_or("whole".to_owned(), |bytes| bytes.to_string());
             let expected = format!("{bytes} bytes, {bits}-bit codes of [{n}, {k}] in groups of {group}");
@@ -156,25 +150,19 @@ impl Codes {
         Ok((scales, biases))
     }
 
-    /// The codes of all elements, in their order.
     fn codes(&self) -> Result<Vec<u8>> {
-        let elements = self.n * self.k;
-        let mut codes = Vec::with_capacity(elements);
-        if self.bits == 3 {
-            let words = self.stored.read::<u32>()?;
-            for part in (0..IN_WORD).rev() {
-                codes.extend(words.iter().map(|word| (word >> (3 * part)) as u8 & 7));
-            }
+        hqq_codes::codes(&self.stored, self.bits, self.n * self.k)
+    }
+
+    /// What lies in the file where groups run across rows.
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        let parameters = [&self.scales, &self.zeros];
+        let form = || StoredHqq::form(module, (self.bits, self.group), &self.stored, parameters);
+        if self.along_k {
+            None
         } else {
-            let bytes = self.stored.read::<u8>()?;
-            let mask = u8::MAX >> (8 - self.bits.min(8));
-            for part in (0..8 / self.bits.max(1)).rev() {
-                codes.extend(bytes.iter().map(|byte| byte >> (self.bits * part) & mask));
-            }
+            form()
         }
-        // Rows are filled up to whole words.
-        codes.truncate(elements);
-        Ok(codes)
     }
 }
 
@@ -364,11 +352,19 @@ impl StoredGroups for Codes {
     fn stored_bytes(&self) -> usize {
         self.stored_bytes()
     }
+
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        self.stored_form(module)
+    }
 }
 
 impl Dequantize for Codes {
     fn size_in_bytes(&self) -> usize {
         self.stored_bytes()
+    }
+
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        self.stored_form(module)
     }
 
     fn dequantize(&self, device: &Device) -> Result<Tensor> {

@@ -4,7 +4,7 @@ use super::layer::{Layer, WeightAndWhy};
 use crate::checkpoint::file::StoredTensor;
 use crate::checkpoint::weight::{
     DenseTensor, Dequantize, Filled, IrregularLayout, IrregularWeight, Layout, MlxForm, PackedWeight, Slice,
-    TiledFp8, Tiles, Weight,
+    StoredForm, StoredFp8, TiledFp8, Tiles, Weight,
 };
 use crate::format::Element;
 use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor};
@@ -50,15 +50,15 @@ pub(super) fn fp8(layer: &Layer) -> Result<WeightAndWhy> {
     if !scale.is_finite() {
         return Err(layer.wrong(suffix, "a finite scale", scale.to_string()));
     }
+    let scales = layer.part(suffix, &[Dtype::F32])?.clone();
     let dims = codes.dims().to_vec();
     let k = dims.last().copied().unwrap_or(0);
     if !scale.is_sign_negative() && k.is_multiple_of(QuantFormat::MXFP8.group_size()) {
-        let layout = PerTensorFp8 { codes: codes.clone(), scale };
+        let layout = PerTensorFp8 { codes: codes.clone(), scale, scales };
         return Ok((Weight::Packed(PackedWeight::new(layer.key, QuantFormat::MXFP8, dims, layout)), None));
     }
     // MXFP8 has no negative scales, and its rows are whole groups: one tile of all has either.
     let &[n, _] = dims.as_slice() else { return Err(layer.wrong("weight", "a matrix", format!("{dims:?}"))) };
-    let scales = layer.part(suffix, &[Dtype::F32])?.clone();
     let tiled = TiledFp8 { n, k, codes: codes.clone(), scales, tiles: Tiles::of(n, k, k) };
     let weight = tiled.into_weight(layer.key).ok_or_else(|| layer.wrong(suffix, "a float", "exponents"))?;
     let is_dense = matches!(weight, Weight::Dense(_));
@@ -99,11 +99,18 @@ pub(super) fn f8q8(layer: &Layer) -> Result<WeightAndWhy> {
 struct PerTensorFp8 {
     codes: StoredTensor,
     scale: f32,
+    /// The same in the file.
+    scales: StoredTensor,
 }
 
 impl Layout for PerTensorFp8 {
     fn mlx_form(&self) -> Result<MlxForm> {
         Ok(MlxForm::Multiplied)
+    }
+
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        let &[n, k] = self.codes.dims() else { return None };
+        StoredFp8::form(module, [n, k], &self.codes, &self.scales, [n, k])
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -131,7 +138,8 @@ impl Layout for PerTensorFp8 {
     }
 
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
-        Ok(Arc::new(Self { codes: slice.of(&self.codes, 1, 1)?, scale: self.scale }))
+        let codes = slice.of(&self.codes, 1, 1)?;
+        Ok(Arc::new(Self { codes, scale: self.scale, scales: self.scales.clone() }))
     }
 }
 

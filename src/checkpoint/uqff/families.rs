@@ -32,8 +32,7 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
 /// The type of the layer's weight, if it is one that is made of a whole matrix.
 pub(super) fn whole_type(layer: &Layer) -> Result<Option<UqffType>> {
     Ok(match layer.format {
-        Some(2) if layer.u8("weight.bits")? == 8 => Some(UqffType::Hqq8),
-        Some(2) => Some(UqffType::Hqq4),
+        Some(2) => UqffType::hqq(layer.u8("weight.bits")?.into()),
         Some(3) => Some(UqffType::Fp8),
         Some(5) => Some(UqffType::F8q8),
         _ => None,

@@ -3,8 +3,8 @@
 use super::layer::{Layer, WeightAndWhy};
 use crate::checkpoint::file::StoredTensor;
 use crate::checkpoint::weight::{
-    CutInMemory, DenseTensor, Dequantize, IrregularLayout, IrregularWeight, RowClasses, Slice, StoredGroups,
-    Weight,
+    hqq_codes, CutInMemory, DenseTensor, Dequantize, IrregularLayout, IrregularWeight, RowClasses, Slice,
+    StoredGroups, Weight,
 };
 use crate::tensor::LayerWeight;
 use crate::{Error, QuantFormat, Result};
@@ -17,32 +17,34 @@ const WHY: &str = "so few rows share groups of HQQ that scales take as much memo
 
 pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
     let dims = layer.shape(false)?;
-    let codes = layer.part("weight", &[Dtype::U8])?;
     let floats = [Dtype::F32, Dtype::F16, Dtype::BF16];
     let scales = layer.part("weight.scales", &floats)?;
     let zeros = layer.part("weight.zeros", &floats)?;
     let bits = layer.u8("weight.bits")?;
     let axis = layer.u8("weight.axis")?;
     match (bits, axis) {
-        (4 | 8, 0) => {}
-        (1..=4 | 8, 0 | 1) => {
+        (1..=4 | 8, 0) => {}
+        (1..=4 | 8, 1) => {
             return Err(Error::Unsupported {
                 what: format!(
                     "{}: `{}`: HQQ of {bits} bits along axis {axis}",
-                    codes.path().display(),
+                    layer.file_of("weight").display(),
                     layer.weight_name()
                 ),
                 remedy: "quantize to hqq4 or hqq8 with mistral.rs, which groups along axis 0".into(),
             });
         }
-        (_, 0 | 1) => return Err(layer.wrong("weight.bits", "4 or 8", bits.to_string())),
+        (_, 0 | 1) => return Err(layer.wrong("weight.bits", "1, 2, 3, 4 or 8", bits.to_string())),
         _ => return Err(layer.wrong("weight.axis", "0", axis.to_string())),
     }
+    let dtype = if bits == 3 { Dtype::I32 } else { Dtype::U8 };
+    let codes = layer.part("weight", &[dtype])?;
     let group_size = usize::try_from(layer.u32("weight.group_size")?).ok();
-    let &[bytes, groups] = codes.dims() else {
+    let &[rows, groups] = codes.dims() else {
         let found = format!("{:?}", codes.dims());
         return Err(layer.wrong("weight", "codes of shape [bytes of a group, groups]", found));
     };
+    let bytes = rows.saturating_mul(dtype.bitsize() / 8);
     let product = |a: Option<usize>, b: usize| a.and_then(|a| a.checked_mul(b));
     let elements = dims.iter().try_fold(1usize, |total, &dim| total.checked_mul(dim));
     if elements.is_none() || product(group_size, groups) != elements {
@@ -52,7 +54,7 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
             group_size.unwrap_or(usize::MAX).to_string(),
         ));
     }
-    if product(group_size, bits.into()) != bytes.checked_mul(8) {
+    if group_size.and_then(|size| hqq_codes::bytes_of_rows(size, bits.into())) != Some(bytes) {
         let expected = format!("{bits}-bit codes of {} elements a group", group_size.unwrap_or(usize::MAX));
         return Err(layer.wrong("weight", expected, format!("{bytes} bytes")));
     }
@@ -64,13 +66,13 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
     let source = HqqGroups {
         dims: dims.clone(),
         codes: codes.clone(),
-        nibbles: bits == 4,
+        bits: bits.into(),
         scales: scales.clone(),
         zeros: zeros.clone(),
     };
     if let (&[n, k], Some(group)) = (dims.as_slice(), group_size) {
         if let Some(classes) = RowClasses::of(n, k, bits.into(), group) {
-            let weight = match groups.is_multiple_of(k) {
+            let weight = match groups.is_multiple_of(k) && matches!(bits, 4 | 8) {
                 true => {
                     let stored = bytes * classes.count();
                     IrregularWeight::new(layer.key, dims, HqqRows { classes, stored, whole: source })
@@ -84,12 +86,12 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
 }
 
 /// Codes `[bytes of a group, groups]`: a column is a group. With two codes to a byte, the high ones of the whole
-/// matrix are the first half of the flattened weight, the low ones the second.
+/// matrix are the first half of the flattened weight, the low ones the second; with more, there are as many parts.
 #[derive(Clone, Debug)]
 struct HqqGroups {
     dims: Vec<usize>,
     codes: StoredTensor,
-    nibbles: bool,
+    bits: usize,
     scales: StoredTensor,
     zeros: StoredTensor,
 }
@@ -101,11 +103,7 @@ impl HqqGroups {
 
     /// The codes of all elements, in their order.
     fn all_codes(&self) -> Result<Vec<u8>> {
-        let codes = self.codes.read::<u8>()?;
-        Ok(match self.nibbles {
-            true => codes.iter().map(|byte| byte >> 4).chain(codes.iter().map(|byte| byte & 15)).collect(),
-            false => codes,
-        })
+        hqq_codes::codes(&self.codes, self.bits, self.dims.iter().product())
     }
 }
 
@@ -211,13 +209,13 @@ impl IrregularLayout for HqqRows {
         let read = |row: usize, to: &mut [u8]| {
             let (row, shift) = match row.checked_sub(self.stored) {
                 Some(row) => (row, 0),
-                None => (row, if self.whole.nibbles { 4 } else { 0 }),
+                None => (row, if self.whole.bits == 4 { 4 } else { 0 }),
             };
             let at = |(first, codes): &(usize, Vec<u8>)| {
                 let start = row.checked_sub(*first)?.checked_mul(k)?;
                 codes.get(start..start + k).map(<[u8]>::to_vec)
             };
-            let mask = if self.whole.nibbles { 15 } else { 255 };
+            let mask = if self.whole.bits == 4 { 15 } else { 255 };
             let bytes = codes.iter().find_map(at).unwrap_or_default();
             to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte >> shift & mask);
         };

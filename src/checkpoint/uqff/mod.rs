@@ -10,7 +10,7 @@
 //! | 0 | GGML Q4_0 to Q8_1, Q2_K to Q8_K | [`Ggml`](Weight::Ggml) | on the codes, exact; or by candle, activations rounded to 8 bits |
 //! | 0 | GGML F32, F16, BF16 | dense | dense |
 //! | 1 | Unquant | dense | dense |
-//! | 2 | HQQ 4 and 8 bits | integers with scales and zeros of columns, for classes of rows | on the codes, exact |
+//! | 2 | HQQ 1, 2, 3, 4 and 8 bits | integers with scales and zeros of columns, for classes of rows | on the codes, exact |
 //! | 2 | the same, fewer than four rows of a class, or few columns | dense F32, dequantized when loaded | dense |
 //! | 3 | FP8 E4M3 with one scale | MXFP8, unit group scales, the scale as global scale | on the codes, exact |
 //! | 3 | the same, K no multiple of 32 or scale negative | FP8 with F32 scales, rows filled up | on the codes, exact |

@@ -1,7 +1,9 @@
 //! Tensors of dense elements in a file, or of codes that are dequantized when they are loaded.
 
 use super::layout::{Dequantize, SliceInMemory};
+use super::names::module_of;
 use super::slice::Slice;
+use super::stored_form::StoredForm;
 use crate::checkpoint::file::{candle_dtype, of_tensor, StoredTensor};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -109,6 +111,13 @@ impl DenseTensor {
             Source::Quantized(_) => {
                 Err(Error::mismatch(&self.name, "numbers that are stored as they are", "codes"))
             }
+        }
+    }
+
+    pub(super) fn stored_form(&self) -> Option<StoredForm> {
+        match &self.source {
+            Source::Stored(_) => None,
+            Source::Quantized(source) => source.stored_form(module_of(&self.name).unwrap_or(&self.name)),
         }
     }
 

@@ -1,10 +1,11 @@
 //! Weights in blocks of a GGML type, which candle knows, too.
 
 use super::ggml_packed::GgmlCodes;
-use super::ggml_types::{block_type, BlockType, Kind, NUMBERS};
+use super::ggml_types::{type_where, Kind};
 use super::layout::GgmlBlocks;
 use super::packed::PackedWeight;
 use super::slice::Slice;
+use super::stored_form::StoredBlocks;
 use crate::checkpoint::file::{of_tensor, with_aligned_copy, StoredTensor};
 use crate::{Error, Result};
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
@@ -96,12 +97,12 @@ impl GgmlWeight {
         }
     }
 
-    /// The name of the type, and the number that GGUF files use; `None` if they have none.
-    pub fn type_in_gguf(&self) -> Option<(&'static str, u32)> {
-        NUMBERS.into_iter().find_map(|id| match block_type(id, false)? {
-            BlockType { name, kind: Kind::Ggml(dtype), .. } if dtype == self.dtype => Some((name, id)),
-            _ => None,
-        })
+    /// The blocks, and what GGUF files call their type.
+    pub(super) fn stored_blocks(&self) -> Option<StoredBlocks> {
+        let (id, of_number) = type_where(|kind| matches!(kind, Kind::Ggml(dtype) if dtype == self.dtype))?;
+        let (name, bytes) = (of_number.name, self.dtype.type_size());
+        let format = GgmlCodes::of(self.dtype).map(GgmlCodes::format);
+        Some(StoredBlocks { name, id, bytes, format, blocks: Arc::new(self.clone()) })
     }
 
     /// Hands the blocks to `take`, row by row and in pieces of whole blocks.

@@ -1,6 +1,7 @@
 //! Blocks of GGML's types in formats of this crate: codes and scales keep their values, only their places change.
 
 use super::ggml::GgmlWeight;
+use super::ggml_types::{type_where, Kind};
 use super::ggml_unpack as unpack;
 use super::ggml_unpack::{Unpack, Unpacked};
 use super::ggml_unpack_grids as grids;
@@ -8,6 +9,7 @@ use super::layout::Layout;
 use super::mlx_form::MlxForm;
 use super::packed::PackedWeight;
 use super::slice::Slice;
+use super::stored_form::{StoredBlocks, StoredForm};
 use crate::checkpoint::file::StoredTensor;
 use crate::format::{pack, Scale, SUPER_BLOCK};
 use crate::{QuantFormat, QuantTensor, Result, SuperBlocks};
@@ -88,6 +90,11 @@ impl GgmlCodes {
             G::Q6K => Self::of_super_blocks(QuantFormat::Q6_K, 210, unpack::q6_k),
             G::F32 | G::F16 | G::BF16 => return None,
         })
+    }
+
+    /// What blocks become.
+    pub(super) fn format(self) -> QuantFormat {
+        self.format
     }
 
     /// A weight of shape `dims` in such blocks, whose size the reader has checked.
@@ -202,6 +209,15 @@ impl Layout for PackedBlocks {
             Scale::Float if self.codes.format.has_biases() => MlxForm::Rearranged(DType::F16),
             Scale::Float | Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => MlxForm::ROUNDED,
         })
+    }
+
+    fn stored_form(&self, _: &str) -> Option<StoredForm> {
+        let GgmlCodes { format, bytes, .. } = self.codes;
+        // Formats and sizes of blocks together are those of one type.
+        let is_it = |codes: GgmlCodes| codes.format == format && codes.bytes == bytes;
+        let (id, of_number) = type_where(|kind| matches!(kind, Kind::Packed(codes) if is_it(codes)))?;
+        let (name, blocks) = (of_number.name, Arc::clone(&self.blocks));
+        Some(StoredForm::Blocks(StoredBlocks { name, id, bytes, format: Some(format), blocks }))
     }
 
     fn size_in_bytes(&self) -> usize {

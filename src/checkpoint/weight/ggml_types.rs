@@ -43,7 +43,15 @@ pub(in crate::checkpoint) enum Nibbles {
 pub(in crate::checkpoint) const EARLY_MXFP4: u32 = 4;
 
 /// All numbers of types are among these.
-pub(super) const NUMBERS: Range<u32> = 0..64;
+const NUMBERS: Range<u32> = 0..64;
+
+/// The number of the first type of such a kind, and the type.
+pub(super) fn type_where(fits: impl Fn(Kind) -> bool) -> Option<(u32, BlockType)> {
+    NUMBERS.into_iter().find_map(|id| {
+        let of_number = block_type(id, false).filter(|block| fits(block.kind))?;
+        Some((id, of_number))
+    })
+}
 
 /// For tests (feature `testing`): number and name of each type, and elements and bytes of a block.
 #[cfg(feature = "testing")]

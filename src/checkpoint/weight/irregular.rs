@@ -3,6 +3,7 @@
 
 use super::layout::IrregularLayout;
 use super::slice::Slice;
+use super::stored_form::StoredForm;
 use crate::checkpoint::file::of_tensor;
 use crate::tensor::LayerWeight;
 use crate::{QuantFormat, Result};
@@ -68,6 +69,10 @@ impl IrregularWeight {
     /// Elements along K that lie together.
     pub(super) fn granularity(&self) -> usize {
         self.layout.granularity()
+    }
+
+    pub(super) fn stored_form(&self) -> Option<StoredForm> {
+        self.layout.stored_form(&self.name)
     }
 
     /// Brings the codes to `device`, as they are computed with. No code is dequantized, and nothing is rounded.

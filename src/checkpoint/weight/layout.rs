@@ -3,6 +3,7 @@
 
 use super::mlx_form::MlxForm;
 use super::slice::Slice;
+use super::stored_form::StoredForm;
 use crate::tensor::LayerWeight;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
@@ -25,6 +26,11 @@ pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
 
     /// What it is in an MLX checkpoint. F32 scales of symmetric codes are read for it.
     fn mlx_form(&self) -> Result<MlxForm>;
+
+    /// What the file has of the weight of this module, if others can have the same.
+    fn stored_form(&self, _module: &str) -> Option<StoredForm> {
+        None
+    }
 
     /// Elements along K that lie together: no [`Slice`] separates them.
     fn granularity(&self) -> usize;
@@ -51,6 +57,11 @@ pub(in crate::checkpoint) trait IrregularLayout: fmt::Debug + Send + Sync {
     /// Brings it to `device`, as it is computed with.
     fn load(&self, device: &Device) -> Result<LayerWeight>;
 
+    /// As [`Layout::stored_form`].
+    fn stored_form(&self, _module: &str) -> Option<StoredForm> {
+        None
+    }
+
     /// Elements along K that lie together.
     fn granularity(&self) -> usize;
 
@@ -65,6 +76,11 @@ pub(in crate::checkpoint) trait Dequantize: fmt::Debug + Send + Sync {
 
     /// The numbers, of the dtype and shape that were promised.
     fn dequantize(&self, device: &Device) -> Result<Tensor>;
+
+    /// As [`Layout::stored_form`].
+    fn stored_form(&self, _module: &str) -> Option<StoredForm> {
+        None
+    }
 
     /// Elements along K that are best kept together.
     fn granularity(&self) -> usize;

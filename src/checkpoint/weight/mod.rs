@@ -9,6 +9,7 @@ mod ggml_packed;
 mod ggml_types;
 mod ggml_unpack;
 mod ggml_unpack_grids;
+pub(super) mod hqq_codes;
 mod irregular;
 mod layout;
 mod mlx_form;
@@ -19,6 +20,7 @@ mod row_classes;
 mod row_order;
 mod slice;
 mod stored;
+mod stored_form;
 mod tiled;
 
 pub use dense::DenseTensor;
@@ -31,6 +33,7 @@ pub use names::natural_order;
 pub use names::{module_of, tensor_of};
 pub use packed::PackedWeight;
 pub use stored::Weight;
+pub use stored_form::{StoredBlocks, StoredForm, StoredFp8, StoredHqq};
 
 pub(super) use filled::{filled_columns, filled_group_size, Filled};
 pub(super) use ggml_types::{block_type, BlockType, Kind, Nibbles, EARLY_MXFP4};

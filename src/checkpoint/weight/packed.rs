@@ -3,6 +3,7 @@
 use super::layout::Layout;
 use super::mlx_form::MlxForm;
 use super::slice::Slice;
+use super::stored_form::StoredForm;
 use crate::checkpoint::file::of_tensor;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::Device;
@@ -71,6 +72,10 @@ impl PackedWeight {
     /// Elements along K that lie together.
     pub(super) fn granularity(&self) -> usize {
         self.layout.granularity()
+    }
+
+    pub(super) fn stored_form(&self) -> Option<StoredForm> {
+        self.layout.stored_form(&self.name)
     }
 
     /// What it is in an MLX checkpoint. F32 scales of symmetric codes are read for it, and of all else nothing.

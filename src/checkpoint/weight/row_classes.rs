@@ -4,6 +4,7 @@
 use super::filled::group_sizes;
 use super::layout::IrregularLayout;
 use super::slice::Slice;
+use super::stored_form::StoredForm;
 use crate::checkpoint::file::StoredTensor;
 use crate::format::pack;
 use crate::tensor::{column_scaled_name, ColumnScaledTensor, LayerWeight};
@@ -72,6 +73,12 @@ impl RowClasses {
         let (rows, columns) = slice.within(&self.rows, &self.columns);
         let part = Self { rows, columns, ..self.clone() };
         part.clone().with_format().unwrap_or(part)
+    }
+
+    /// Whether it is all of the weight.
+    fn is_whole(&self) -> bool {
+        let elements = self.group.checked_mul(self.groups);
+        self.columns.len() == self.k && self.rows.len().checked_mul(self.k) == elements
     }
 
     /// With the largest groups of codes.
@@ -179,6 +186,11 @@ pub(in crate::checkpoint) trait StoredGroups:
 
     /// Bytes of all tensors.
     fn stored_bytes(&self) -> usize;
+
+    /// As [`Layout::stored_form`](super::Layout::stored_form).
+    fn stored_form(&self, _module: &str) -> Option<StoredForm> {
+        None
+    }
 }
 
 /// A weight with groups across rows whose rows lie apart in the file: all is read, and cut in memory.
@@ -204,6 +216,10 @@ impl<S: StoredGroups> IrregularLayout for CutInMemory<S> {
     fn loaded_bytes(&self) -> u64 {
         let [scales, zeros] = self.stored.parameters();
         self.classes.loaded_bytes(scales, zeros)
+    }
+
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        self.stored.stored_form(module).filter(|_| self.classes.is_whole())
     }
 
     fn load(&self, device: &Device) -> Result<LayerWeight> {

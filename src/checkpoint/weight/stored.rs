@@ -1,5 +1,6 @@
 //! The weight of a module as a checkpoint stores it.
 
+use super::stored_form::StoredForm;
 use super::{dense::DenseTensor, ggml::GgmlWeight, irregular::IrregularWeight, packed::PackedWeight};
 use crate::tensor::LayerWeight;
 use crate::Result;
@@ -62,6 +63,17 @@ impl Weight {
             Self::Irregular(weight) => weight.format_name(),
             Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
             Self::Dense(tensor) => format!("{:?}", tensor.dtype()),
+        }
+    }
+
+    /// What the file has of the weight, if files of another kind can have the same: codes and scales as they lie. `None` also of
+    /// parts that do not lie together.
+    pub fn stored_form(&self) -> Option<StoredForm> {
+        match self {
+            Self::Packed(weight) => weight.stored_form(),
+            Self::Irregular(weight) => weight.stored_form(),
+            Self::Ggml(weight) => weight.stored_blocks().map(StoredForm::Blocks),
+            Self::Dense(tensor) => tensor.stored_form(),
         }
     }
 

@@ -6,7 +6,9 @@
 
 use super::filled::{filled_columns, filled_group_size, group_sizes, Filled};
 use super::layout::{Dequantize, IrregularLayout, Layout};
-use super::{tensor_of, DenseTensor, IrregularWeight, MlxForm, PackedWeight, Slice, Weight};
+use super::{
+    tensor_of, DenseTensor, IrregularWeight, MlxForm, PackedWeight, Slice, StoredForm, StoredFp8, Weight,
+};
 use crate::checkpoint::file::{candle_dtype, StoredTensor};
 use crate::format::{Element, Scale};
 use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor};
@@ -63,6 +65,15 @@ impl TiledFp8 {
             true => Some(QuantFormat::MXFP8),
             false => QuantFormat::fp8_opt(size),
         }
+    }
+
+    /// Codes and scales as they lie, of a whole weight. Exponents are those of MXFP8, whose scales are another thing.
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        let Tiles { rows, columns, before, .. } = self.tiles;
+        if before != (0, 0) || self.has_exponents() {
+            return None;
+        }
+        StoredFp8::form(module, [self.n, self.k], &self.codes, &self.scales, [rows, columns])
     }
 
     fn stored_bytes(&self) -> usize {
@@ -173,6 +184,10 @@ impl Layout for TiledScales {
         })
     }
 
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        self.tiled.stored_form(module)
+    }
+
     fn size_in_bytes(&self) -> usize {
         self.tiled.stored_bytes()
     }
@@ -225,6 +240,10 @@ impl IrregularLayout for FilledTiles {
         reordered_name(self.format, true)
     }
 
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        self.tiled.stored_form(module)
+    }
+
     fn size_in_bytes(&self) -> usize {
         self.tiled.stored_bytes()
     }
@@ -257,6 +276,10 @@ impl IrregularLayout for FilledTiles {
 impl Dequantize for TiledFp8 {
     fn size_in_bytes(&self) -> usize {
         self.stored_bytes()
+    }
+
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        Self::stored_form(self, module)
     }
 
     fn dequantize(&self, device: &Device) -> Result<Tensor> {

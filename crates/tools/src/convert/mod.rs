@@ -74,7 +74,7 @@ pub use options::ConvertOptions;
 pub use output::TensorPlan;
 pub use plan::ConvertPlan;
 pub(crate) use plan::{count_elements, rearranged, Rearranged, UsualTensor};
-pub use recipe::{FileType, Recipe, Role, Rule, Spec};
+pub use recipe::{FileType, Fp8Scales, Recipe, Role, Rule, Spec};
 pub(crate) use run::distinct_name;
 pub use run::{
     check_output, convert, measure, ConvertEvent, ConvertReport, Quality, RunOptions, WrittenFile,

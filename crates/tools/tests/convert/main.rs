@@ -1,14 +1,20 @@
 //! `convert`: what it plans, what it writes, and what it says was lost.
 
 mod cache;
+#[path = "../../../../tests/common/checkpoint.rs"]
+mod checkpoint;
 #[path = "../../../../tests/common/convert.rs"]
 mod common;
+mod exact;
 mod families;
 #[path = "../../../../tests/common/families.rs"]
 mod families_of;
 mod feedback;
 mod ggml_types;
 mod gguf;
+#[path = "../../../../tests/gguf/writer.rs"]
+#[allow(dead_code)] // Each test binary uses its part.
+mod gguf_writer;
 mod hugging_face;
 mod hugging_face_packed;
 mod importance;

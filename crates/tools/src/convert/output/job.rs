@@ -7,7 +7,7 @@ use crate::convert::recipe::{FileType, Role, Spec};
 use crate::importance::ColumnWeights;
 use crate::sha256;
 use candle_core::{DType, Device};
-use candle_quant::checkpoint::{DenseTensor, GgmlWeight, PackedWeight, Weight};
+use candle_quant::checkpoint::{DenseTensor, PackedWeight, StoredBlocks, Weight};
 use candle_quant::format::{GgmlType, Quantizer, Slm1Type, UqffType};
 use candle_quant::QuantFormat;
 use serde::Serialize;
@@ -83,7 +83,8 @@ impl HeadOrder {
 /// What is done.
 #[derive(Clone, Debug)]
 pub(in crate::convert) enum Work {
-    /// For each tensor of the output, the tensors whose bytes it consists of, and what they are if they are packed.
+    /// For each tensor of the output, the tensors whose bytes it consists of, and what they are if they are packed. Floats of an
+    /// F32 one that are narrower are widened.
     Copy(Vec<Vec<DenseTensor>>, Option<Spec>),
     /// Numbers are converted to a dtype.
     Cast(Vec<SourcePart>, DType),
@@ -92,7 +93,7 @@ pub(in crate::convert) enum Work {
     /// Codes are brought into another layout, or into a format that holds them exactly; of several weights the rows are in turn.
     Repack(Vec<PackedWeight>, QuantFormat, Encoding),
     /// Blocks of a type of GGML are copied, row by row.
-    Blocks(GgmlWeight),
+    Blocks(StoredBlocks),
 }
 
 /// How numbers are packed.
@@ -207,7 +208,7 @@ impl Job {
             Work::Cast(..) => None,
             Work::Pack(_, packing) => Some(packing.format),
             Work::Repack(_, format, _) => Some(*format),
-            Work::Blocks(weight) => weight.packed().map(|packed| packed.format()),
+            Work::Blocks(blocks) => blocks.format(),
         }
     }
 
@@ -220,9 +221,8 @@ impl Job {
             }
             Work::Pack(_, Packing { encoding: Encoding::Signed(kind), .. })
             | Work::Repack(_, _, Encoding::Signed(kind)) => Some(Spec::Type(FileType::Slm1(*kind))),
-            Work::Blocks(weight) => {
-                let id = weight.type_in_gguf().map(|(_, id)| id);
-                let known = GgmlType::ALL.into_iter().find(|kind| Some(kind.id()) == id);
+            Work::Blocks(blocks) => {
+                let known = GgmlType::ALL.into_iter().find(|kind| kind.id() == blocks.type_id());
                 known.map(Spec::ggml).or_else(|| self.format().map(Spec::Packed))
             }
             Work::Copy(_, spec) => *spec,

@@ -4,7 +4,7 @@
 use super::plan::ConvertPlan;
 use super::published::PublishedPlan;
 use crate::convert::output::Job;
-use crate::convert::recipe::Role;
+use crate::convert::recipe::{Role, Spec};
 use crate::convert::target::{mxfp4_config, quantization_config, Target};
 use crate::staging::MANIFEST;
 use candle_quant::checkpoint::{module_of, with_masked_literals, CheckpointKind};
@@ -102,7 +102,7 @@ impl ConvertPlan {
             let of_both = of_both.into_iter().filter(is_missing);
             fields.extend(of_both.filter_map(|key| Some((key, stated(config, key)?))));
         }
-        if let Some(top) = self.top_format() {
+        if let Some(top) = self.top {
             fields.push(("quantization_config", self.compressed_tensors(top)));
         }
         let written = text.unwrap_or(config);
@@ -132,13 +132,13 @@ impl ConvertPlan {
     }
 
     /// What compressed-tensors says of the weights, or transformers of experts in MXFP4.
-    fn compressed_tensors(&self, top: QuantFormat) -> Value {
+    fn compressed_tensors(&self, top: Spec) -> Value {
         if self.jobs().any(|job| job.format().is_some() && job.planned.name.ends_with(EXPERT_BLOCKS)) {
             return mxfp4_config();
         }
         let module = |job: &Job| module_of(&job.planned.name).unwrap_or(&job.planned.name).to_owned();
         let packed: BTreeMap<_, _> =
-            self.jobs().filter_map(|job| Some((module(job), job.format()?))).collect();
+            self.jobs().filter_map(|job| Some((module(job), job.becomes()?))).collect();
         let is_dense = |job: &&Job| {
             let planned = &job.planned;
             job.format().is_none() && planned.role != Role::Embed && matches!(*planned.shape, [_, _])

@@ -8,10 +8,8 @@ use crate::convert::output::{
 use crate::convert::recipe::{FileType, Role, Spec};
 use crate::convert::target::{slm1_parts, Target, PACKED_ALREADY};
 use candle_core::DType;
-use candle_quant::checkpoint::{
-    module_of, tensor_of, CheckpointKind, DenseTensor, GgmlWeight, MlxForm, PackedWeight, Weight,
-};
-use candle_quant::format::{Scale, Slm1Type, UqffType, ZeroPoint};
+use candle_quant::checkpoint::{module_of, tensor_of, CheckpointKind, MlxForm, PackedWeight, Weight};
+use candle_quant::format::{Scale, Slm1Type, ZeroPoint};
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 use std::sync::Arc;
@@ -29,16 +27,13 @@ const ROUNDED: &str = " with scales whose products with codes are rounded";
 /// Why weights whose scales are multiplied stay no weights of MLX.
 const MULTIPLIED: &str = " with a multiplier of its scales";
 
-/// Larger entries of UQFF files are copied; others are written beside what says where all lie.
-const MOST_KNOWN_BYTES: usize = 12;
-
 /// The dtype of numbers in the source.
 pub(super) fn stored_dtype(source: &SourceTensor) -> Option<DType> {
     Some(source.parts.first()?.dense()?.dtype())
 }
 
 impl Job {
-    fn new(source: &SourceTensor, to: String, work: Work, outputs: Vec<OutputTensor>) -> Self {
+    pub(super) fn new(source: &SourceTensor, to: String, work: Work, outputs: Vec<OutputTensor>) -> Self {
         let from = source.parts.first().map(SourcePart::format_name).unwrap_or_default();
         let planned = TensorPlan {
             name: source.name.clone(),
@@ -92,7 +87,7 @@ impl Job {
             Spec::Type(FileType::Ggml(of_ggml)) => (of_ggml.format(), Encoding::Blocks(of_ggml)),
             Spec::Type(FileType::Uqff(of_uqff)) => (of_uqff.format(), Encoding::Whole(of_uqff)),
             Spec::Type(FileType::Slm1(of_slm1)) => (of_slm1.format(), Encoding::Signed(of_slm1)),
-            Spec::Cast(_) | Spec::Keep => {
+            Spec::Type(FileType::Fp8(_)) | Spec::Cast(_) | Spec::Keep => {
                 let expected = "a format to be packed in";
                 return Err(Error::mismatch(format!("`{}`", source.name), expected, spec.to_string()));
             }
@@ -155,11 +150,6 @@ impl Job {
             what: format!("`{}`, {}{why}, as it is in {}", source.name, weight.format_name(), kind.name()),
             remedy: "requantize or dequantize it".into(),
         };
-        if let Weight::Ggml(blocks) = weight {
-            let mut job = Self::blocks(source, blocks, target)?.ok_or_else(|| impossible(""))?;
-            job.planned.role = role;
-            return Ok(job);
-        }
         let Weight::Packed(packed) = weight else {
             return Err(impossible(""));
         };
@@ -241,36 +231,6 @@ impl Job {
         Ok(job)
     }
 
-    /// A weight in a type of mistral.rs that is made of a whole matrix: all that its file says of it.
-    pub(super) fn of_uqff(
-        source: &SourceTensor,
-        role: Role,
-        (kind, entries): (UqffType, Vec<DenseTensor>),
-    ) -> Result<Self> {
-        let output = |entry: &DenseTensor| {
-            let is_e4m3 = kind == UqffType::Fp8 && entry.name() == source.name;
-            let dtype = if is_e4m3 { Dtype::F8_E4M3 } else { file_dtype(entry.dtype())? };
-            let (name, dims) = (entry.name().to_owned(), entry.dims().to_vec());
-            if entry.size_in_bytes() > MOST_KNOWN_BYTES {
-                return OutputTensor::new(name, dtype, dims);
-            }
-            let mut bytes = Vec::new();
-            entry.for_each_chunk(|chunk| bytes.extend_from_slice(chunk))?;
-            Ok(OutputTensor::known(name, dtype, dims, &bytes))
-        };
-        let outputs = entries.iter().map(output).collect::<Result<Vec<_>>>()?;
-        let pairs = outputs.into_iter().zip(entries);
-        let (known, copied): (Vec<_>, Vec<_>) = pairs.partition(|(output, _)| output.value.is_some());
-        let (mut outputs, runs): (Vec<_>, Vec<_>) =
-            copied.into_iter().map(|(output, entry)| (output, vec![entry])).unzip();
-        outputs.extend(known.into_iter().map(|(output, _)| output));
-        let spec = Spec::Type(FileType::Uqff(kind));
-        let mut job = Self::new(source, spec.to_string(), Work::Copy(runs, Some(spec)), outputs);
-        job.planned.role = role;
-        job.planned.rule = PACKED_ALREADY.into();
-        Ok(job)
-    }
-
     /// Symmetric codes as signed ones, if they are such: of 8 bits those of SLM1 files alone, which have a scale for each row.
     fn signed(
         source: &SourceTensor,
@@ -298,21 +258,6 @@ impl Job {
         job.planned.role = role;
         job.planned.rule = PACKED_ALREADY.into();
         Ok(Some(job))
-    }
-
-    /// Blocks of a type of GGML, as they are.
-    fn blocks(source: &SourceTensor, weight: &GgmlWeight, target: Target) -> Result<Option<Self>> {
-        let Some((name, id)) = weight.type_in_gguf() else {
-            let found = format!("{:?}", weight.dtype());
-            return Err(Error::mismatch(format!("`{}`", source.name), "a type that GGUF files have", found));
-        };
-        let bytes = weight.size_in_bytes() as u64;
-        let outputs = target.kind().of_blocks(&source.name, &source.dims, id, bytes)?;
-        Ok(outputs.map(|outputs| {
-            let mut job = Self::new(source, name.to_lowercase(), Work::Blocks(weight.clone()), outputs);
-            job.planned.rule = PACKED_ALREADY.into();
-            job
-        }))
     }
 
     /// Weights in one format whose scales are bytes, their rows in turn; `None` if they are no such.

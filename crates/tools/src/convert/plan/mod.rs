@@ -2,6 +2,7 @@
 
 mod arranged;
 mod config;
+mod exact;
 mod experts;
 mod fused;
 mod heads;

@@ -214,8 +214,8 @@ impl<'a> Planner<'a> {
             let stays = !self.options.requantize || decided.0 == Spec::Keep;
             let beside = obstacle.filter(|_| target == Target::HuggingFace);
             let not_linear = match weight {
-                Weight::Packed(_) => beside.or_else(|| self.not_linear(source)),
-                Weight::Ggml(_) | Weight::Irregular(_) => beside,
+                Weight::Packed(_) | Weight::Irregular(_) => beside.or_else(|| self.not_linear(source)),
+                Weight::Ggml(_) => beside,
                 Weight::Dense(_) | _ => None,
             };
             if let (true, Some(reason)) = (stays, not_linear) {
@@ -228,6 +228,13 @@ impl<'a> Planner<'a> {
                 let job = Job::of_uqff(source, role, entries)?;
                 self.count_staying(&job, decided.0);
                 return Ok(job);
+            }
+            // What is dequantized when it is loaded has a form, too.
+            if stays && beside.is_none() && self.not_linear(source).is_none() {
+                if let Some(job) = Job::exact(source, role, weight, target)? {
+                    self.count_staying(&job, decided.0);
+                    return Ok(job);
+                }
             }
             if stays && !matches!(weight, Weight::Dense(_)) {
                 if let (Weight::Packed(packed), false) = (weight, is_default(decided.1)) {

@@ -13,6 +13,20 @@ pub enum FileType {
     Uqff(UqffType),
     /// One of SLM1 files, which is what the type of GGML of its name means there.
     Slm1(Slm1Type),
+    /// E4M3 codes with float scales, as compressed-tensors has them. Nothing is quantized to it.
+    Fp8(Fp8Scales),
+}
+
+/// What shares a scale in FP8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fp8Scales {
+    /// All of a weight.
+    Tensor,
+    /// A row.
+    Rows,
+    /// So many rows and columns.
+    Blocks(usize, usize),
 }
 
 impl FileType {
@@ -28,12 +42,17 @@ impl FileType {
             Self::Ggml(kind) => kind.name().to_lowercase(),
             Self::Uqff(kind) => kind.name().to_owned(),
             Self::Slm1(kind) => kind.name().to_owned(),
+            Self::Fp8(Fp8Scales::Tensor) => "fp8".to_owned(),
+            Self::Fp8(Fp8Scales::Rows) => "fp8 rows".to_owned(),
+            Self::Fp8(Fp8Scales::Blocks(rows, columns)) => format!("fp8 {rows} x {columns}"),
         }
     }
 
     /// The format of this crate that is nearest.
     pub const fn format(self) -> QuantFormat {
+        const FP8: QuantFormat = QuantFormat::fp8_opt(128).unwrap();
         match self {
+            Self::Fp8(_) => FP8,
             Self::Ggml(kind) => kind.format(),
             Self::Uqff(kind) => kind.format(),
             Self::Slm1(kind) => kind.format(),
@@ -45,6 +64,7 @@ impl FileType {
         match self {
             Self::Ggml(kind) => rows(dims, kind.block().0),
             Self::Slm1(kind) => rows(dims, kind.block(dims.last().copied().unwrap_or(0)).max(1)),
+            Self::Fp8(_) => Some("fp8 with float scales, which is only copied".to_owned()),
             Self::Uqff(kind) if dims.len() != 2 => Some(of_experts(kind)),
             Self::Uqff(kind) => {
                 let elements = dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));

@@ -13,8 +13,8 @@ mod tensor_info;
 mod topology;
 
 pub(super) use choice::{Choice, OPEN};
-pub use file_type::FileType;
 pub(super) use file_type::{of_experts, rows};
+pub use file_type::{FileType, Fp8Scales};
 pub(super) use mlx_mixed::ModelLayers;
 pub(super) use role::roles;
 pub use role::Role;

@@ -43,7 +43,9 @@ impl Spec {
                 let wider = GgmlType::Q8_0.format();
                 return if has_format(wider) { Self::Packed(wider) } else { Self::ggml(kind) };
             }
-            Self::Type(FileType::Uqff(_) | FileType::Slm1(_)) | Self::Cast(_) | Self::Keep => return self,
+            Self::Type(FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_))
+            | Self::Cast(_)
+            | Self::Keep => return self,
         };
         let wider: Vec<_> = match GgmlType::of(format) {
             Some(GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K | GgmlType::Q5K) => vec![QuantFormat::Q6_K],
@@ -77,7 +79,9 @@ impl Spec {
             Self::Packed(format) => format,
             Self::Type(FileType::Ggml(GgmlType::Q4_1)) => return Self::Packed(QuantFormat::Q6_K),
             Self::Type(FileType::Ggml(_)) => return Self::ggml(GgmlType::Q8_0),
-            Self::Type(FileType::Uqff(_) | FileType::Slm1(_)) | Self::Cast(_) | Self::Keep => return self,
+            Self::Type(FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_))
+            | Self::Cast(_)
+            | Self::Keep => return self,
         };
         match GgmlType::of(format) {
             Some(GgmlType::Q4_0 | GgmlType::Q2K | GgmlType::Q3K | GgmlType::Q4K) => {

@@ -240,7 +240,7 @@ fn append(number: f32, dtype: Dtype, bytes: &mut Vec<u8>) -> bool {
 }
 
 #[allow(clippy::wildcard_enum_match_arm, reason = "parts are words, floats or else bytes")]
-fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+pub(super) fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
     let flat = tensor.flatten_all()?;
     Ok(match flat.dtype() {
         DType::U32 => flat.to_vec1::<u32>()?.iter().flat_map(|word| word.to_le_bytes()).collect(),

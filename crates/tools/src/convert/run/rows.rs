@@ -3,7 +3,7 @@
 use super::shard_file::ShardFile;
 use super::source_digest::SourceHasher;
 use crate::convert::output::{HeadOrder, Job};
-use candle_quant::checkpoint::GgmlWeight;
+use candle_quant::checkpoint::StoredBlocks;
 use candle_quant::{Error, Result};
 
 /// Writes the bytes for each tensor of the output; `row` is the number of their first row.
@@ -40,7 +40,7 @@ fn write_heads(job: &Job, order: HeadOrder, row: usize, bytes: &[Vec<u8>], file:
 /// Copies blocks, whole rows at a time.
 pub(super) fn copy_blocks(
     job: &Job,
-    weight: &GgmlWeight,
+    weight: &StoredBlocks,
     file: &ShardFile,
     hasher: &mut SourceHasher,
 ) -> Result<()> {

@@ -5,7 +5,7 @@ use super::ahead::Ahead;
 use super::block::{self, Block, Importance};
 use super::event::ConvertEvent;
 use super::quality::{Quality, Sums};
-use super::repack::{in_turn, multipliers, repack, repack_blocks, repack_signed};
+use super::repack::{in_turn, le_bytes, multipliers, repack, repack_blocks, repack_signed};
 use super::rows::{copy_blocks, write_rows};
 use super::shard_file::ShardFile;
 use super::source_digest::{of_all, SourceHasher};
@@ -17,6 +17,7 @@ use candle_quant::checkpoint::DenseTensor;
 use candle_quant::format::{ErrorFeedback, NVFP4_MAX};
 use candle_quant::{Error, QuantFormat, Result};
 use rayon::prelude::*;
+use safetensors::Dtype;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
@@ -166,6 +167,13 @@ impl Writer<'_> {
             let Some(output) = job.outputs.get(unit.output) else {
                 return Ok(Sums::default());
             };
+            if output.dtype == Dtype::F32 && run.dtype() != DType::F32 {
+                let numbers = run.load(run.dtype(), &Device::Cpu)?;
+                hasher.tensor(&numbers)?;
+                let at = output.offset + (unit.before * size_of::<f32>()) as u64;
+                file.write(at, &le_bytes(&numbers.to_dtype(DType::F32)?)?)?;
+                return Ok(Sums::default());
+            }
             let width = run.dtype().size_in_bytes();
             let (mut at, mut sums) = (output.offset + (unit.before * width) as u64, Sums::default());
             let mut result = Ok(());

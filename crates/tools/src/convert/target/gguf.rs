@@ -44,7 +44,7 @@ impl TargetKind for Gguf {
     fn of_type(&self, name: &str, dims: &[usize], of_files: FileType) -> Result<Vec<OutputTensor>> {
         match of_files {
             FileType::Ggml(kind) => Ok(vec![of_kind(name, dims, kind)?]),
-            FileType::Uqff(_) | FileType::Slm1(_) => {
+            FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_) => {
                 Err(Error::mismatch(name, "a type of GGML", of_files.name()))
             }
         }
@@ -182,7 +182,7 @@ fn types_of(job: &Job) -> impl Iterator<Item = Option<u32>> + '_ {
 /// The number of the type of a weight, if files have it.
 fn type_of(job: &Job) -> Option<u32> {
     match &job.work {
-        Work::Blocks(weight) => weight.type_in_gguf().map(|(_, id)| id),
+        Work::Blocks(blocks) => Some(blocks.type_id()),
         Work::Copy(..) | Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => match job.becomes() {
             Some(spec) => ggml_type(spec).map(GgmlType::id),
             None => dense_type(job.outputs.first()?.dtype),
@@ -205,7 +205,9 @@ fn ggml_type(spec: Spec) -> Option<GgmlType> {
     match spec {
         Spec::Packed(format) => GgmlType::of(format),
         Spec::Type(FileType::Ggml(kind)) => Some(kind),
-        Spec::Type(FileType::Uqff(_) | FileType::Slm1(_)) | Spec::Cast(_) | Spec::Keep => None,
+        Spec::Type(FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_)) | Spec::Cast(_) | Spec::Keep => {
+            None
+        }
     }
 }
 

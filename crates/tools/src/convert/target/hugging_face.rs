@@ -7,14 +7,16 @@
 //! | MXFP4 | `mxfp4-pack-quantized` | `weight_packed`, `weight_scale` |
 //! | MXFP8 | `mxfp8-quantized` | `weight`, `weight_scale` |
 //! | MXFP4, experts of families that are published so | quant_method `mxfp4` | `_blocks`, `_scales` |
+//! | FP8 with float scales, copied | `float-quantized`, a scale for a tensor, a row or a block | `weight`, `weight_scale` |
 //! | NVFP4 | `nvfp4-pack-quantized` | `weight_packed`, `weight_scale`, `weight_global_scale`, which is 1 |
 
+use super::exact::Exact;
 use super::experts::ExpertLayout;
 use super::kind::TargetKind;
 use super::mlx::files;
-use crate::convert::output::{Job, OutputFile, OutputTensor};
-use crate::convert::recipe::Spec;
-use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint};
+use crate::convert::output::{file_dtype, Job, OutputFile, OutputTensor};
+use crate::convert::recipe::{FileType, Fp8Scales, Spec};
+use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint, StoredForm, StoredFp8};
 use candle_quant::format::Quantizer;
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::{MlxLm, EXPERT_BLOCKS};
@@ -36,7 +38,7 @@ impl TargetKind for HuggingFace {
     }
 
     fn check(&self, format: QuantFormat) -> std::result::Result<(), &'static str> {
-        scheme(format).map(drop).ok_or("affine formats of 4 and 8 bits, mxfp4, mxfp8 and nvfp4")
+        scheme(Spec::Packed(format)).map(drop).ok_or("affine formats of 4 and 8 bits, mxfp4, mxfp8 and nvfp4")
     }
 
     fn quantizer(&self, format: QuantFormat) -> Quantizer {
@@ -118,6 +120,24 @@ impl TargetKind for HuggingFace {
         })
     }
 
+    fn of_stored(&self, name: &str, dims: &[usize], form: &StoredForm) -> Result<Option<Exact>> {
+        let (StoredForm::Fp8(StoredFp8 { codes, scales, tile, .. }), &[n, k]) = (form, dims) else {
+            return Ok(None);
+        };
+        let part = |part: &str| tensor_of(module_of(name).unwrap_or(name), part);
+        let (of_scales, shape) = match *tile {
+            [rows, columns] if rows >= n && columns >= k => (Fp8Scales::Tensor, vec![1]),
+            [1, columns] if columns >= k => (Fp8Scales::Rows, vec![n, 1]),
+            [rows, columns] => (Fp8Scales::Blocks(rows, columns), scales.dims().to_vec()),
+        };
+        let outputs = vec![
+            OutputTensor::new(part("weight"), Dtype::F8_E4M3, vec![n, k])?,
+            OutputTensor::new(part("weight_scale"), file_dtype(scales.dtype())?, shape)?,
+        ];
+        let (spec, copied) = (Spec::Type(FileType::Fp8(of_scales)), vec![codes.clone(), scales.clone()]);
+        Ok(Some(Exact { spec, outputs, copied }))
+    }
+
     fn files(
         &self,
         _: &Checkpoint,
@@ -130,12 +150,35 @@ impl TargetKind for HuggingFace {
 }
 
 /// What compressed-tensors calls a format, and what it says of the weights.
-fn scheme(format: QuantFormat) -> Option<(&'static str, Value)> {
-    let (bits, group_size) = (format.bits(), format.group_size());
-    let weights = |kind: &str, strategy: &str, scales: Option<&str>| {
+fn scheme(spec: Spec) -> Option<(&'static str, Value)> {
+    let weights = |kind: &str,
+                   bits: usize,
+                   strategy: &str,
+                   group_size: Option<usize>,
+                   scales: Option<&str>| {
         json!({"num_bits": bits, "type": kind, "symmetric": true, "group_size": group_size, "strategy": strategy,
             "block_structure": null, "dynamic": false, "actorder": null, "scale_dtype": scales, "zp_dtype": null,
             "observer": null, "observer_kwargs": {}})
+    };
+    let format = match spec {
+        Spec::Packed(format) => format,
+        Spec::Type(FileType::Fp8(scales)) => {
+            let of = |strategy: &str| weights("float", 8, strategy, None, None);
+            let mut described = match scales {
+                Fp8Scales::Tensor => of("tensor"),
+                Fp8Scales::Rows => of("channel"),
+                Fp8Scales::Blocks(..) => of("block"),
+            };
+            if let (Fp8Scales::Blocks(rows, columns), Some(fields)) = (scales, described.as_object_mut()) {
+                fields.insert("block_structure".into(), json!([rows, columns]));
+            }
+            return Some(("float-quantized", described));
+        }
+        Spec::Type(_) | Spec::Cast(_) | Spec::Keep => return None,
+    };
+    let (bits, group_size) = (format.bits(), format.group_size());
+    let weights = |kind: &str, strategy: &str, scales: Option<&str>| {
+        weights(kind, bits, strategy, Some(group_size), scales)
     };
     let bytes = Some("torch.uint8");
     Some(match format {
@@ -160,18 +203,18 @@ pub(in crate::convert) fn mxfp4_config() -> Value {
 /// The `quantization_config` of packed modules, of which most have the format `top`. `dense` are matrices that are not
 /// packed.
 pub(in crate::convert) fn quantization_config(
-    top: QuantFormat,
-    packed: &BTreeMap<String, QuantFormat>,
+    top: Spec,
+    packed: &BTreeMap<String, Spec>,
     dense: Vec<String>,
 ) -> Value {
-    let mut groups = BTreeMap::<String, (QuantFormat, Vec<&str>)>::new();
-    for (module, format) in packed.iter().filter(|(_, format)| **format != top) {
-        groups.entry(format.to_string()).or_insert((*format, Vec::new())).1.push(module);
+    let mut groups = BTreeMap::<String, (Spec, Vec<&str>)>::new();
+    for (module, spec) in packed.iter().filter(|(_, spec)| **spec != top) {
+        groups.entry(spec.to_string()).or_insert((*spec, Vec::new())).1.push(module);
     }
     let (mut names, mut described) = (BTreeSet::new(), serde_json::Map::new());
     let all = std::iter::once((top, vec!["Linear"])).chain(groups.into_values());
-    for (index, (format, targets)) in all.enumerate() {
-        let Some((name, weights)) = scheme(format) else { continue };
+    for (index, (spec, targets)) in all.enumerate() {
+        let Some((name, weights)) = scheme(spec) else { continue };
         names.insert(name);
         let group = json!({"targets": targets, "weights": weights, "input_activations": null,
             "output_activations": null, "format": name});

@@ -1,11 +1,12 @@
 //! What each kind of output does in its own way. Planning, writing, resuming and measuring are the same for all.
 
+use super::exact::Exact;
 use super::experts::ExpertLayout;
 use super::mlx::{index_json, INDEX};
 use crate::convert::output::{Job, OutputFile, OutputTensor};
 use crate::convert::recipe::{rows, Fallback, FileType, Role, Spec};
 use candle_core::DType;
-use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint};
+use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint, StoredForm};
 use candle_quant::format::{GgmlType, Quantizer};
 use candle_quant::{Error, QuantFormat, Result};
 use candle_quant_models::MlxLm;
@@ -59,6 +60,11 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
         _id: u32,
         _bytes: u64,
     ) -> Result<Option<Vec<OutputTensor>>> {
+        Ok(None)
+    }
+
+    /// A weight whose codes and scales lie so in the source, if it has the same here.
+    fn of_stored(&self, _name: &str, _dims: &[usize], _form: &StoredForm) -> Result<Option<Exact>> {
         Ok(None)
     }
 

@@ -1,5 +1,6 @@
 //! The kinds of output, and what each does in its own way: names, experts, files, and what describes them.
 
+mod exact;
 mod experts;
 mod gguf;
 mod hugging_face;
@@ -12,6 +13,7 @@ mod uqff;
 mod uqff_entries;
 mod uqff_report;
 
+pub(super) use exact::Exact;
 pub(super) use experts::ExpertLayout;
 pub(super) use hugging_face::{mxfp4_config, quantization_config};
 pub(super) use kind::TargetKind;
@@ -61,10 +63,17 @@ impl Target {
     pub(in crate::convert) fn check(self, tensor: &str, why: &str, format: QuantFormat) -> Result<()> {
         let kind = self.kind();
         if !QuantFormat::all().contains(&format) && kind.blocks(format).is_none() {
-            return Err(Error::Unsupported {
-                what: format!("quantizing `{tensor}` to {format} ({why})"),
-                remedy: format!("give it one of {}", QuantFormat::grammar()),
-            });
+            let (what, remedy) = match why {
+                PACKED_ALREADY => (
+                    format!("`{tensor}`, {format}, as it is in {}", kind.name()),
+                    "requantize or dequantize it".into(),
+                ),
+                _ => (
+                    format!("quantizing `{tensor}` to {format} ({why})"),
+                    format!("give it one of {}", QuantFormat::grammar()),
+                ),
+            };
+            return Err(Error::Unsupported { what, remedy });
         }
         kind.check(format).map_err(|formats| Error::Unsupported {
             what: format!("`{tensor}` as {format} ({why}) in {}, which has {formats},", kind.name()),
@@ -84,6 +93,7 @@ impl Target {
                 remedy: match of_files {
                     FileType::Ggml(_) => "write --to gguf or uqff, or give it another format".into(),
                     FileType::Uqff(_) => "write --to uqff, or give it another format".into(),
+                    FileType::Fp8(_) => "give it another format: it is only copied".into(),
                     FileType::Slm1(_) => "write --to slm1, or give it another format".into(),
                 },
             }),

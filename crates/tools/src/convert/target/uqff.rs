@@ -1,14 +1,15 @@
 //! UQFF 1.2.0, the container of mistral.rs: layers in `.uqff` shards, all else in `residual.safetensors`, and a report
 //! that lists the shards.
 
+use super::exact::Exact;
 use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
-use super::uqff_entries::{count, family, of_ggml, of_whole, AFQ, MXFP4, UNQUANT};
+use super::uqff_entries::{count, family, of_ggml, of_stored, of_whole, AFQ, MXFP4, UNQUANT};
 use super::uqff_report::report;
 use crate::convert::output::{Job, OutputFile, OutputTensor, SourcePart, Style, Work};
 use crate::convert::recipe::{of_experts, rows, Fallback, FileType, Role, Spec};
 use candle_core::DType;
-use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint};
+use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint, StoredForm};
 use candle_quant::format::{Bits, GgmlType, Quantizer, UqffType};
 use candle_quant::{Error, QuantFormat, Result};
 use candle_quant_models::MlxLm;
@@ -70,7 +71,9 @@ impl TargetKind for Uqff {
         match of_files {
             FileType::Ggml(kind) => of_ggml(name, dims, kind.id(), kind.size_in_bytes(count(dims))),
             FileType::Uqff(kind) => of_whole(name, dims, kind),
-            FileType::Slm1(kind) => Err(Error::mismatch(name, "a type of mistral.rs", kind.name())),
+            FileType::Slm1(_) | FileType::Fp8(_) => {
+                Err(Error::mismatch(name, "a type of mistral.rs", of_files.name()))
+            }
         }
     }
 
@@ -85,6 +88,14 @@ impl TargetKind for Uqff {
             true => of_ggml(name, dims, id, bytes).map(Some),
             false => Ok(None),
         }
+    }
+
+    /// Experts that are not in one tensor are no layers there.
+    fn of_stored(&self, name: &str, dims: &[usize], form: &StoredForm) -> Result<Option<Exact>> {
+        if is_single_expert(name) {
+            return Ok(None);
+        }
+        of_stored(name, dims, form)
     }
 
     /// As of all kinds; experts that are not in one tensor are no layers there.
@@ -316,10 +327,7 @@ pub(super) fn label(spec: Option<Spec>) -> String {
 /// The type of a job, in its words.
 pub(super) fn stored(job: &Job) -> String {
     match &job.work {
-        Work::Blocks(weight) => {
-            let name = weight.type_in_gguf().map(|(name, _)| name.to_lowercase().replace("_k", "k"));
-            name.unwrap_or_else(|| label(job.becomes()))
-        }
+        Work::Blocks(blocks) => blocks.type_name().to_lowercase().replace("_k", "k"),
         Work::Copy(..) | Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => label(job.becomes()),
     }
 }

@@ -1,7 +1,10 @@
 //! The entries of a layer in UQFF files, by the family that it is of.
 
+use super::exact::Exact;
 use crate::convert::output::OutputTensor;
-use candle_quant::checkpoint::{module_of, tensor_of};
+use crate::convert::recipe::{FileType, Spec};
+use candle_core::{DType, Device};
+use candle_quant::checkpoint::{module_of, tensor_of, StoredForm, StoredFp8, StoredHqq};
 use candle_quant::format::UqffType;
 use candle_quant::{Error, Result};
 use safetensors::Dtype;
@@ -21,6 +24,11 @@ const F8_E4M3: u32 = 9;
 /// Elements of a group of HQQ, and how often mistral.rs moves zeros.
 const HQQ_GROUP: u32 = 64;
 const HQQ_STEPS: u32 = 10;
+/// What is said if that is not known.
+const NO_STEPS: u32 = 0;
+
+/// What quantizes zeros in FP8.
+const LARGEST_SCALE: f32 = 416.;
 
 pub(super) fn count(dims: &[usize]) -> u64 {
     dims.iter().fold(1u64, |all, dim| all.saturating_mul(*dim as u64))
@@ -51,33 +59,83 @@ pub(super) fn of_ggml(name: &str, dims: &[usize], id: u32, bytes: u64) -> Result
     ])
 }
 
+/// The tensors of HQQ along axis 0: codes, scales and zeros, then what is known already.
+fn of_hqq(name: &str, dims: &[usize], (bits, group): (u8, u32), steps: u32) -> Result<Vec<OutputTensor>> {
+    let module = module_of(name).unwrap_or(name);
+    let part = |part: &str| tensor_of(module, part);
+    let byte = |name: &str, byte: u8| OutputTensor::scalar(part(name), Dtype::U8, &[byte]);
+    let of_group = u64::from(group) * u64::from(bits) / 8;
+    let [groups, of_group] = [count(dims) / u64::from(group.max(1)), of_group]
+        .map(|size| usize::try_from(size).unwrap_or(usize::MAX));
+    Ok(vec![
+        OutputTensor::new(part("weight"), Dtype::U8, vec![of_group, groups])?,
+        OutputTensor::new(part("weight.scales"), Dtype::F32, vec![1, groups])?,
+        OutputTensor::new(part("weight.zeros"), Dtype::F32, vec![1, groups])?,
+        shape(module, dims)?,
+        byte("weight.bits", bits),
+        number(module, "weight.group_size", group),
+        byte("weight.axis", 0),
+        number(module, "weight.optimization_steps", steps),
+        byte("weight.round_zeros", 0),
+        byte("weight.channel_wise", 1),
+        family(module, HQQ),
+    ])
+}
+
+/// The tensors of a weight that has such codes and scales already; `None` if mistral.rs has none such.
+pub(super) fn of_stored(name: &str, dims: &[usize], form: &StoredForm) -> Result<Option<Exact>> {
+    match (form, dims) {
+        (StoredForm::Fp8(stored), [_, _]) => fp8_of(name, dims, stored),
+        (StoredForm::Hqq(stored), [_, _]) => hqq_of(name, dims, stored),
+        _ => Ok(None),
+    }
+}
+
+/// E4M3 codes with one scale for all.
+fn fp8_of(name: &str, dims: &[usize], stored: &StoredFp8) -> Result<Option<Exact>> {
+    if stored.scales.dims().iter().any(|dim| *dim != 1) {
+        return Ok(None);
+    }
+    let scale = stored.scales.load(DType::F32, &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
+    let scale = match scale.as_slice() {
+        [scale] if scale.is_finite() => *scale,
+        other => {
+            let expected = "a finite number, which alone UQFF files have";
+            return Err(Error::mismatch(format!("the scale of `{name}`"), expected, format!("{other:?}")));
+        }
+    };
+    // What multiplied numbers before they were rounded: of activations mistral.rs finds its own.
+    let inverse = Some(scale.recip()).filter(|inverse| inverse.is_finite()).unwrap_or(LARGEST_SCALE);
+    let mut outputs = of_whole(name, dims, UqffType::Fp8)?;
+    for (output, number) in outputs.iter_mut().skip(1).zip([scale, scale, inverse]) {
+        *output = OutputTensor::scalar(output.name.clone(), Dtype::F32, &number.to_le_bytes());
+    }
+    let spec = Spec::Type(FileType::Uqff(UqffType::Fp8));
+    Ok(Some(Exact { spec, outputs, copied: vec![stored.codes.clone()] }))
+}
+
+/// Codes as they are, scales and zeros in F32, as mistral.rs has them. On a CPU it does not dequantize words of 3-bit codes whose
+/// last are no codes.
+fn hqq_of(name: &str, dims: &[usize], stored: &StoredHqq) -> Result<Option<Exact>> {
+    let StoredHqq { bits, group_size, codes, scales, zeros, .. } = stored;
+    let kind = UqffType::hqq(*bits).filter(|kind| *kind != UqffType::Hqq3);
+    let (Some(kind), Ok(width), Ok(group)) = (kind, u8::try_from(*bits), u32::try_from(*group_size)) else {
+        return Ok(None);
+    };
+    let outputs = of_hqq(name, dims, (width, group), NO_STEPS)?;
+    let copied = vec![codes.clone(), scales.clone(), zeros.clone()];
+    Ok(Some(Exact { spec: Spec::Type(FileType::Uqff(kind)), outputs, copied }))
+}
+
 /// The tensors of a type that is made of a whole matrix: those that are not known yet come first, in the order in which it is
 /// quantized.
 pub(super) fn of_whole(name: &str, dims: &[usize], kind: UqffType) -> Result<Vec<OutputTensor>> {
     let module = module_of(name).unwrap_or(name);
     let part = |part: &str| tensor_of(module, part);
     let elements = usize::try_from(count(dims)).unwrap_or(usize::MAX);
-    let byte = |name: &str, byte: u8| OutputTensor::scalar(part(name), Dtype::U8, &[byte]);
-    let hqq = |bits: u8| {
-        let groups = elements / HQQ_GROUP as usize;
-        let of_group = HQQ_GROUP as usize * usize::from(bits) / 8;
-        Ok(vec![
-            OutputTensor::new(part("weight"), Dtype::U8, vec![of_group, groups])?,
-            OutputTensor::new(part("weight.scales"), Dtype::F32, vec![1, groups])?,
-            OutputTensor::new(part("weight.zeros"), Dtype::F32, vec![1, groups])?,
-            shape(module, dims)?,
-            byte("weight.bits", bits),
-            number(module, "weight.group_size", HQQ_GROUP),
-            byte("weight.axis", 0),
-            number(module, "weight.optimization_steps", HQQ_STEPS),
-            byte("weight.round_zeros", 0),
-            byte("weight.channel_wise", 1),
-            family(module, HQQ),
-        ])
-    };
     match kind {
-        UqffType::Hqq4 => hqq(4),
-        UqffType::Hqq8 => hqq(8),
+        UqffType::Hqq4 => of_hqq(name, dims, (4, HQQ_GROUP), HQQ_STEPS),
+        UqffType::Hqq8 => of_hqq(name, dims, (8, HQQ_GROUP), HQQ_STEPS),
         UqffType::Fp8 => Ok(vec![
             OutputTensor::new(part("weight"), Dtype::F8_E4M3, dims.to_vec())?,
             OutputTensor::new(part("weight.dequant_w_scale"), Dtype::F32, Vec::new())?,
