@@ -102,7 +102,7 @@ fn undamaged_it_loads() {
     assert_eq!(checkpoint.tensor_names().count(), 22);
     // Each kind of weight is among what is damaged.
     let formats: Vec<_> =
-        (0..10).map(|index| checkpoint.weight(&index.to_string(), None).unwrap().format_name()).collect();
+        (0..11).map(|index| checkpoint.weight(&index.to_string(), None).unwrap().format_name()).collect();
     assert_eq!(
         formats,
         [
@@ -114,6 +114,7 @@ fn undamaged_it_loads() {
             "symmetric 8-bit g32",
             "mxfp4",
             "affine 4-bit g16, across rows",
+            "affine 3-bit g16, across rows",
             "symmetric 8-bit g32, filled",
             "fp8 g64, filled"
         ]

@@ -1,9 +1,11 @@
 //! Where rows of a tensor go in a file.
 
+use super::repack::le_bytes;
 use super::shard_file::ShardFile;
 use super::source_digest::SourceHasher;
 use crate::convert::output::{HeadOrder, Job};
-use candle_quant::checkpoint::StoredBlocks;
+use candle_core::{DType, Device};
+use candle_quant::checkpoint::{DenseTensor, StoredBlocks};
 use candle_quant::{Error, Result};
 
 /// Writes the bytes for each tensor of the output; `row` is the number of their first row.
@@ -35,6 +37,18 @@ fn write_heads(job: &Job, order: HeadOrder, row: usize, bytes: &[Vec<u8>], file:
         }
     }
     Ok(())
+}
+
+/// Writes floats of fewer bits as F32, from the byte `at` of the file on.
+pub(super) fn write_widened(
+    floats: &DenseTensor,
+    at: u64,
+    file: &ShardFile,
+    hasher: &mut SourceHasher,
+) -> Result<()> {
+    let floats = floats.load(floats.dtype(), &Device::Cpu)?;
+    hasher.tensor(&floats)?;
+    file.write(at, &le_bytes(&floats.to_dtype(DType::F32)?)?)
 }
 
 /// Copies blocks, whole rows at a time.

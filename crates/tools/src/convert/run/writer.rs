@@ -5,8 +5,8 @@ use super::ahead::Ahead;
 use super::block::{self, Block, Importance};
 use super::event::ConvertEvent;
 use super::quality::{Quality, Sums};
-use super::repack::{in_turn, le_bytes, multipliers, repack, repack_blocks, repack_signed};
-use super::rows::{copy_blocks, write_rows};
+use super::repack::{in_turn, multipliers, repack, repack_blocks, repack_signed};
+use super::rows::{copy_blocks, write_rows, write_widened};
 use super::shard_file::ShardFile;
 use super::source_digest::{of_all, SourceHasher};
 use crate::chunks::Chunks;
@@ -168,10 +168,7 @@ impl Writer<'_> {
                 return Ok(Sums::default());
             };
             if output.dtype == Dtype::F32 && run.dtype() != DType::F32 {
-                let numbers = run.load(run.dtype(), &Device::Cpu)?;
-                hasher.tensor(&numbers)?;
-                let at = output.offset + (unit.before * size_of::<f32>()) as u64;
-                file.write(at, &le_bytes(&numbers.to_dtype(DType::F32)?)?)?;
+                write_widened(&run, output.offset + (unit.before * size_of::<f32>()) as u64, file, hasher)?;
                 return Ok(Sums::default());
             }
             let width = run.dtype().size_in_bytes();
