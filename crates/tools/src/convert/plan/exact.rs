@@ -22,11 +22,13 @@ impl Job {
         let Some(form) = weight.stored_form() else { return Ok(None) };
         let job = match &form {
             StoredForm::Blocks(blocks) => Self::blocks(source, blocks, target)?,
-            other => target.kind().of_stored(&source.name, &source.dims, other)?.map(|exact| {
-                let Exact { spec, outputs, copied } = exact;
-                let runs = copied.into_iter().map(|run| vec![run]).collect();
-                Self::new(source, spec.to_string(), Work::Copy(runs, Some(spec)), outputs)
-            }),
+            StoredForm::Fp8(_) | StoredForm::Hqq(_) | _ => {
+                target.kind().of_stored(&source.name, &source.dims, &form)?.map(|exact| {
+                    let Exact { spec, outputs, copied } = exact;
+                    let runs = copied.into_iter().map(|run| vec![run]).collect();
+                    Self::new(source, spec.to_string(), Work::Copy(runs, Some(spec)), outputs)
+                })
+            }
         };
         Ok(job.map(|job| job.packed_already(role)))
     }

@@ -155,7 +155,10 @@ pub(super) fn of_whole(name: &str, dims: &[usize], kind: UqffType) -> Result<Vec
                 family(module, F8Q8),
             ])
         }
-        other => Err(Error::mismatch(format!("`{name}`"), "a type of UQFF files", other.name())),
+        other @ (UqffType::Hqq1 | UqffType::Hqq2 | UqffType::Hqq3 | _) => {
+            let expected = "a type of UQFF files that something is quantized to";
+            Err(Error::mismatch(format!("`{name}`"), expected, other.name()))
+        }
     }
 }
 
