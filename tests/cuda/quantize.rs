@@ -1,8 +1,8 @@
 //! Dequantizing, gathering and quantizing: the bits of the CPU.
 
 use crate::device;
-use crate::expected::{formats, random, symmetric};
-use crate::packed::{bits, flat, numbers, refused, tensor};
+use crate::expected::{formats, symmetric};
+use crate::packed::{bits, flat, numbers, random, refused, tensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor};
