@@ -2,8 +2,8 @@
 #![allow(dead_code)] // each test binary uses its own part
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_quant::format::{Element, IqTable, Scale};
-use candle_quant::{QuantFormat, QuantTensor};
+use candle_quant::format::{Element, IqTable, Scale, SUPER_BLOCK};
+use candle_quant::{QuantFormat, QuantTensor, SuperBlocks};
 
 /// Numbers of roughly normal distribution that depend on `seed` alone.
 pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -25,6 +25,81 @@ pub fn tensor(dims: &[usize], seed: u64) -> Tensor {
 /// A packed weight of [`numbers`].
 pub fn packed(dims: &[usize], format: QuantFormat, seed: u64) -> QuantTensor {
     QuantTensor::quantize(&tensor(dims, seed), format).unwrap()
+}
+
+/// A weight on the CPU of random codes, with scales of either sign where the format has them; those and
+/// the biases of an affine format have `dtype`.
+pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> QuantTensor {
+    let k = *dims.last().unwrap();
+    let of_row = |len: usize| [&dims[..dims.len() - 1], &[len]].concat();
+    let words = format.words_per_row(k).unwrap();
+    let groups = format.groups_per_row(k).unwrap();
+    let count: usize = dims[..dims.len() - 1].iter().product();
+    // The low bits of such a float's mantissa are as good as any.
+    let word = |pair: &[f32]| (pair[0].to_bits() & 0xffff) << 16 | pair[1].to_bits() & 0xffff;
+    let mut packed: Vec<u32> = numbers(2 * count * words, seed).chunks(2).map(word).collect();
+    let scales = numbers(count * groups, seed + 1);
+    let byte = |byte: u8| byte & 0x7f != 0x7f;
+    if format.element() == Element::E4m3 {
+        for word in &mut packed {
+            // NaN belongs to other tests.
+            *word =
+                u32::from_le_bytes(word.to_le_bytes().map(|code| if byte(code) { code } else { code ^ 1 }));
+        }
+    }
+    let tensor = |values: Vec<f32>| {
+        Tensor::from_vec(values, of_row(groups), &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+    };
+    let bytes = |of: &dyn Fn(f32) -> u8| {
+        let bytes: Vec<u8> = scales.iter().map(|scale| of(*scale)).collect();
+        Tensor::from_vec(bytes, of_row(groups), &Device::Cpu).unwrap()
+    };
+    let (scales, biases) = match format.scale() {
+        Scale::Float => {
+            // Integers reach up to 2^bits, E4M3 up to 448, values of a table up to 1: weights of a size that f16 holds after two products.
+            let step = match format.element() {
+                Element::Uint(bits) => 1. / (1 << bits.get()) as f32,
+                Element::E4m3 => 1. / 448.,
+                Element::Iq4Nl => 1. / 128.,
+                _ => 1.,
+            };
+            let biases = numbers(count * groups, seed + 2);
+            (
+                tensor(scales.iter().map(|scale| scale * step).collect()),
+                format.has_biases().then(|| tensor(biases)),
+            )
+        }
+        // From 2^-9 to 2^3.
+        Scale::E8m0 => (bytes(&|scale| (124. + scale * 2.) as u8), None),
+        // Signs too, though no encoder writes them.
+        Scale::E4m3 => {
+            (bytes(&|scale| ((scale.abs() * 24.) as u8 + 24) | if scale < -1. { 0x80 } else { 0 }), None)
+        }
+        Scale::SuperBlock => {
+            let units = |of: f32, seed: u64| {
+                let count = count * k / SUPER_BLOCK;
+                let units = numbers(count, seed).into_iter().map(|unit| unit * of).collect();
+                let units = Tensor::from_vec::<_, f32>(units, of_row(k / SUPER_BLOCK), &Device::Cpu).unwrap();
+                units.to_dtype(DType::F16).unwrap()
+            };
+            // Integers of either sign, -128 among them.
+            let integer = |scale: f32| (scale * 100.).clamp(-128., 127.) as i8 as u8;
+            let biases = format.has_biases().then(|| {
+                let biases = numbers(count * groups, seed + 2).into_iter().map(integer).collect();
+                Tensor::from_vec::<_, u8>(biases, of_row(groups), &Device::Cpu).unwrap()
+            });
+            let super_blocks = SuperBlocks {
+                scales: units(0.01 / format.element().range().1, seed + 3),
+                biases: format.has_biases().then(|| units(0.01, seed + 4)),
+            };
+            let packed = Tensor::from_vec(packed, of_row(words), &Device::Cpu).unwrap();
+            let parts = (bytes(&integer), biases);
+            return QuantTensor::with_super_blocks(format, packed, parts, super_blocks).unwrap();
+        }
+        scale => panic!("no scales of {scale:?} are made here"),
+    };
+    let packed = Tensor::from_vec(packed, of_row(words), &Device::Cpu).unwrap();
+    QuantTensor::new(format, packed, scales, biases, None).unwrap()
 }
 
 /// All elements in their order, as f32.

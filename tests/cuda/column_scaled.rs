@@ -3,6 +3,7 @@
 use crate::device;
 use crate::packed::{bits, flat, tensor};
 use candle_core::{DType, Device, Module, Tensor};
+use candle_quant::format::Bits;
 use candle_quant::nn::{ColumnScaledTensor, LayerWeight};
 use candle_quant::{Linear, QuantFormat, QuantTensor};
 
@@ -11,7 +12,7 @@ const ROWS: usize = 8;
 const K: usize = 90;
 const FILLED: usize = 96;
 
-/// Codes of any bits, and scales and zeros of columns; of all rows but the first and the last.
+/// Random codes, and scales and zeros of columns; of all rows but the first and the last.
 fn weight(device: &Device, width: usize) -> ColumnScaledTensor {
     let format = QuantFormat::symmetric(width, 32).unwrap();
     let words = CLASSES * ROWS * FILLED * width / 32;
@@ -32,7 +33,7 @@ fn weight(device: &Device, width: usize) -> ColumnScaledTensor {
 #[test]
 fn groups_across_rows_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
-    for width in [1, 3, 4, 8] {
+    for width in Bits::ALL.map(Bits::get) {
         let (there, here) = (weight(&device, width), weight(&Device::Cpu, width));
         let numbers = here.dequantize(DType::F32).unwrap();
         assert_eq!(bits(&there.dequantize(DType::F32).unwrap()), bits(&numbers));

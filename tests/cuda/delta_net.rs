@@ -1,9 +1,8 @@
 //! Linear attention on a device: the operation against the CPU's, and plans of it.
 
 use crate::device;
-use crate::expected::random;
 use crate::gpu::captures;
-use crate::packed::{bits, flat, relative_error, tensor};
+use crate::packed::{bits, flat, random, relative_error, tensor};
 use crate::steps::kv_format;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::RmsNorm;

@@ -1,7 +1,7 @@
 //! Experts that tokens choose: one by one, sorted in tiles, on tensor cores and in fp32.
 
-use crate::expected::{formats, random, symmetric, KINDS};
-use crate::packed::{bits, flat, reference, relative_error, tensor};
+use crate::expected::{formats, symmetric, KINDS};
+use crate::packed::{bits, flat, random, reference, relative_error, tensor};
 use crate::{alike, device, repeats};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Activation;

@@ -1,7 +1,7 @@
 //! Several products in one launch: merged, gated, with a residual.
 
-use crate::expected::{random, Expected, KINDS};
-use crate::packed::{bits, flat, tensor};
+use crate::expected::{Expected, KINDS};
+use crate::packed::{bits, flat, random, tensor};
 use crate::{alike, device};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::ops::rms_norm_matmul;

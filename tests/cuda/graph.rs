@@ -1,8 +1,8 @@
 //! CUDA graphs: what was captured gives, replayed, the bits of eager launches.
 
-use crate::expected::{random, KINDS};
+use crate::expected::KINDS;
 use crate::gpu::{captures, device_with_own_stream};
-use crate::packed::{bits, tensor};
+use crate::packed::{bits, random, tensor};
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaGraph, CudaStream, DevicePtr};
 use candle_core::{DType, Device, Module, Result, Storage, Tensor};
 use candle_quant::ops::{decode_attention, sample, AttentionOptions, SampleOptions};

@@ -1,8 +1,8 @@
 //! Products of every kernel, against f64.
 
-use crate::expected::{formats, random, Expected, KINDS};
+use crate::expected::{formats, Expected, KINDS};
 use crate::gpu::device_with_own_stream;
-use crate::packed::{bits, flat, numbers, reference, relative_error, tensor};
+use crate::packed::{bits, flat, numbers, random, reference, relative_error, tensor};
 use crate::{alike, device, repeats};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::Scale;

@@ -2,7 +2,8 @@
 //! the pretend driver, for the memory of a GPU is not this program's alone.
 
 use crate::device;
-use crate::expected::{random, KINDS};
+use crate::expected::KINDS;
+use crate::packed::random;
 use crate::process::{measured, peak_with};
 use crate::zeros::{alone, llama, qwen3_moe, write};
 use candle_core::cuda_backend::cudarc::driver::CudaContext;

@@ -1,8 +1,8 @@
 //! Dequantizing, gathering and quantizing: the bits of the CPU.
 
 use crate::device;
-use crate::expected::{formats, random, symmetric};
-use crate::packed::{bits, flat, numbers, refused, tensor};
+use crate::expected::{formats, symmetric};
+use crate::packed::{bits, flat, numbers, random, refused, tensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor};
@@ -193,6 +193,28 @@ fn unusual_weights_are_quantized_as_on_the_cpu() {
             let actual = QuantTensor::quantize(&dense.to_device(&device).unwrap(), format).unwrap();
             assert_same_parts(&actual, &expected);
         }
+    }
+}
+
+/// Values of tables, and what lies half way between two of them.
+#[test]
+fn halfway_between_values_of_a_table_is_as_on_the_cpu() {
+    let Some(device) = device() else { return };
+    for format in [QuantFormat::NF4, QuantFormat::FP4] {
+        let codes: Vec<u32> = [0x7654_3210, 0xFEDC_BA98].repeat(4);
+        let codes = Tensor::from_vec(codes, (1, 8), &Device::Cpu).unwrap();
+        let one = Tensor::ones((1, 1), DType::F32, &Device::Cpu).unwrap();
+        let table = QuantTensor::new(format, codes, one, None, None).unwrap();
+        let mut values = flat(&table.dequantize(DType::F32).unwrap());
+        values.sort_by(f32::total_cmp);
+        values.dedup();
+        let halfway = values.windows(2).map(|pair| (pair[0] + pair[1]) / 2.);
+        let mut row: Vec<f32> = values.iter().copied().chain(halfway).collect();
+        row.resize(64, 0.);
+        let dense = Tensor::from_vec(row, (1, 64), &Device::Cpu).unwrap();
+        let expected = QuantTensor::quantize(&dense, format).unwrap();
+        let actual = QuantTensor::quantize(&dense.to_device(&device).unwrap(), format).unwrap();
+        assert_same_parts(&actual, &expected);
     }
 }
 

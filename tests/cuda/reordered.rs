@@ -1,8 +1,8 @@
 //! Weights whose columns are not in the order of x: x is brought into it on the device.
 
 use crate::device;
-use crate::expected::{random, Expected};
-use crate::packed::{bits, flat, tensor};
+use crate::expected::Expected;
+use crate::packed::{bits, flat, random, tensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::nn::{self, ReorderedTensor};
 use candle_quant::{Linear, QuantFormat, QuantTensor};

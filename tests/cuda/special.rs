@@ -1,7 +1,7 @@
 //! Numbers at the edge: global scales, extreme and missing scales, infinities and NaN.
 
-use crate::expected::{random, symmetric, Expected, KINDS};
-use crate::packed::{flat, tensor};
+use crate::expected::{symmetric, Expected, KINDS};
+use crate::packed::{flat, random, tensor};
 use crate::{alike, device};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::Scale;

@@ -1,8 +1,7 @@
 //! Step plans of dense weights, as they are stored, by themselves and beside packed ones.
 
-use crate::expected::random;
 use crate::gpu::captures;
-use crate::packed::{bits, flat, relative_error, tensor};
+use crate::packed::{bits, flat, random, relative_error, tensor};
 use crate::steps::kv_format;
 use crate::{alike, device};
 use candle_core::{DType, Device, Tensor, Var};

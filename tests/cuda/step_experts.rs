@@ -1,8 +1,7 @@
 //! Blocks of experts in steps on a device: against the CPU's plan, which tests of its own hold against f64.
 
-use crate::expected::random;
 use crate::gpu::captures;
-use crate::packed::{bits, flat, relative_error, tensor};
+use crate::packed::{bits, flat, random, relative_error, tensor};
 use crate::{alike, device};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, RmsNorm};

@@ -1,9 +1,8 @@
 //! Step plans of weights whose columns are not in the order of their inputs: x is brought into it by a launch, with the norm in it.
 
 use crate::device;
-use crate::expected::random;
 use crate::gpu::captures;
-use crate::packed::{bits, flat, relative_error, tensor};
+use crate::packed::{bits, flat, random, relative_error, tensor};
 use crate::steps::kv_format;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{LayerNorm, RmsNorm};

@@ -1,9 +1,9 @@
 //! Products with more rows of x than a GEMV takes, in tiles.
 
 use crate::device;
-use crate::expected::{random, symmetric, Expected, KINDS};
+use crate::expected::{symmetric, Expected, KINDS};
 use crate::matmul::{check, x};
-use crate::packed::{bits, flat, reference, relative_error, tensor};
+use crate::packed::{bits, flat, random, reference, relative_error, tensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::{QuantFormat, QuantTensor};
 

@@ -1,7 +1,7 @@
 //! Operands that are parts of other tensors, and devices that do not fit.
 
-use crate::expected::{random, Expected, KINDS};
-use crate::packed::{bits, refused, tensor};
+use crate::expected::{Expected, KINDS};
+use crate::packed::{bits, random, refused, tensor};
 use crate::{device, nth_device};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::{nn, Linear, QuantFormat, QuantTensor, SuperBlocks};

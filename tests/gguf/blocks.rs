@@ -61,7 +61,7 @@ fn file(name: &str, type_id: u32) -> (File, Tensor) {
 }
 
 /// The weight in a format of this crate.
-fn packed(weight: Weight) -> PackedWeight {
+pub fn packed(weight: Weight) -> PackedWeight {
     match weight {
         Weight::Packed(packed) => packed,
         Weight::Ggml(blocks) => blocks.packed().unwrap(),

@@ -8,6 +8,7 @@ mod common;
 mod packed;
 
 mod architectures;
+mod block_models;
 mod blocks;
 mod chat;
 mod experts;
@@ -15,6 +16,7 @@ mod linear;
 mod models;
 mod mutations;
 mod parts;
+mod random_blocks;
 mod rules;
 mod source;
 mod tokenizer;

@@ -13,7 +13,7 @@ use candle_quant_models::{Config, Model};
 use serde_json::{json, Value};
 use std::fs;
 
-fn ids() -> Tensor {
+pub fn ids() -> Tensor {
     let ids: Vec<u32> = (0..48).map(|i| i * 7 % 96).collect();
     Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap()
 }
@@ -79,9 +79,9 @@ fn plain_models_compute_what_safetensors_do() {
 /// standard deviations (root mean square), 0.21 at most.
 #[test]
 fn quantized_models_compute_what_their_elements_do() {
-    use GgmlDType::{Q2K, Q3K, Q4K, Q4_0, Q5K, Q5_1, Q6K, Q8_0};
+    use GgmlDType::{Q2K, Q3K, Q4K, Q4_0, Q4_1, Q5K, Q5_0, Q5_1, Q6K, Q8_0};
     let source = tiny();
-    for dtype in [Q4_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K] {
+    for dtype in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K] {
         let (_dir, gguf) = source.gguf(dtype, &[]);
         let rounded = |tensor: &Tensor| match tensor.rank() {
             1 => tensor.clone(),

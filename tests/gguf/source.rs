@@ -65,7 +65,7 @@ pub fn tiny() -> Source {
     Source { config: checkpoint.config().clone(), tensors }
 }
 
-fn gguf_name(name: &str, architecture: &str) -> String {
+pub fn gguf_name(name: &str, architecture: &str) -> String {
     let before_mlp = if architecture == "gpt-oss" { "post_attention_norm" } else { "ffn_norm" };
     [
         ("model.embed_tokens", "token_embd"),

@@ -4,7 +4,7 @@
 use super::dispatch::{self, MAX_FEW};
 use super::isa::InstructionSet;
 use super::*;
-use crate::format::{GroupScales, QuantFormat, QuantizedRows, Quantizer, Scale, ZeroPoint, SUPER_BLOCK};
+use crate::format::{GroupScales, QuantFormat, QuantizedRows, Quantizer, Scale, SUPER_BLOCK};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -60,12 +60,9 @@ const SHAPES: [(usize, usize); 12] = [
 /// Rows of x: none, every panel size of the GEMV, the edge to tiles, a whole panel of the GEMM and more.
 const M: [usize; 15] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, MAX_FEW - 1, MAX_FEW, MAX_FEW + 1, 64, 81];
 
+/// Every format that a weight can have.
 fn all_formats() -> impl Iterator<Item = QuantFormat> {
-    let tested_as_affine =
-        |format: &QuantFormat| format.zero_point() == ZeroPoint::Midpoint && !format.scale().is_byte();
-    QuantFormat::all()
-        .into_iter()
-        .chain(QuantFormat::only_read().filter(move |format| !tested_as_affine(format)))
+    QuantFormat::all().into_iter().chain(QuantFormat::only_read())
 }
 
 fn formats_for(k: usize) -> impl Iterator<Item = QuantFormat> {

@@ -1,5 +1,6 @@
 //! Every format goes through every door of the crate: quantize, dequantize, matmul, experts, embed, narrow, save and load,
 //! verify, convert; with the kernels of every instruction set that this CPU has; `tests/cuda` does the same on a CUDA device.
+//! A format that is only read goes through those from dequantize to narrow.
 //!
 //! Whoever adds a format adds nothing here, but for an independent reading of its elements in `common/packed.rs`: a door
 //! that takes the new format for another one is off by far more than the bounds of this test.
@@ -11,24 +12,15 @@ mod format;
 mod packed;
 
 use candle_core::Device;
-use candle_quant::format::Bits;
 use candle_quant::QuantFormat;
 use std::process::Command;
-
-/// Formats that are only read.
-fn symmetric() -> impl Iterator<Item = QuantFormat> {
-    Bits::ALL
-        .into_iter()
-        .zip([32, 64, 128].into_iter().cycle())
-        .map(|(bits, group_size)| QuantFormat::symmetric(bits.get(), group_size).unwrap())
-}
 
 fn every_format(device: &Device) {
     for format in QuantFormat::all() {
         format::passes_every_door(format, device);
     }
-    for format in symmetric() {
-        format::symmetric_passes_every_door(format, device);
+    for format in QuantFormat::only_read() {
+        format::read_only_passes_every_door(format, device);
     }
 }
 

@@ -63,11 +63,6 @@ fn name(algorithm: Algorithm) -> &'static str {
     }
 }
 
-/// Every format that a weight can have.
-pub(super) fn known_formats() -> Vec<QuantFormat> {
-    QuantFormat::all().into_iter().chain(QuantFormat::only_read()).collect()
-}
-
 /// Formats that nobody has: known axes, put together in other ways.
 pub(super) fn made_up_formats() -> Vec<QuantFormat> {
     let uint = Element::Uint(Bits::Four);
@@ -105,7 +100,7 @@ fn every_algorithm_agrees_with_f64_for_every_format_that_it_supports() {
         let mut rng = StdRng::seed_from_u64(21);
         for algorithm in algorithms(isa) {
             for (n, k) in [(1usize, 128usize), (3, 64), (7, 96), (17, 160), (2, 1056), (33, 256)] {
-                for format in known_formats() {
+                for format in all_formats() {
                     if !k.is_multiple_of(format.granularity()) || !algorithm.supports(format) {
                         continue;
                     }
@@ -127,7 +122,7 @@ const MS: [usize; 7] = [1, 2, 8, 9, 31, 32, 100];
 #[test]
 fn the_table_has_an_algorithm_for_every_format_and_m() {
     for isa in isa::tested() {
-        for format in known_formats().into_iter().chain(made_up_formats()) {
+        for format in all_formats().chain(made_up_formats()) {
             for m in MS {
                 let algorithm = choose(isa, m, format, Digits::EXACT);
                 assert!(algorithm.supports(format), "{} {format} m={m}: {algorithm:?}", isa.name());
@@ -140,7 +135,7 @@ fn the_table_has_an_algorithm_for_every_format_and_m() {
 #[test]
 fn the_table_is_the_documented_one() {
     for isa in isa::tested() {
-        for format in known_formats() {
+        for format in all_formats() {
             for m in MS {
                 let in_f32 = if m < 32 { "f32 GEMV" } else { "f32 tiles" };
                 let (one, more) = match format {
@@ -249,10 +244,9 @@ fn parts_of_several_weights_share_a_prepared_x() {
                 if infinite {
                     x[7] = f32::INFINITY;
                 }
-                let format = weights[0].format;
                 let prepared = prepare(isa, format, 640, &x, Digits::EXACT);
                 assert_eq!(prepared.m(), m);
-                for weight in weights.iter().filter(|weight| weight.format == format) {
+                for weight in &weights {
                     let whole: Vec<f32> = matmul_with(&isa.without_tiles(), &weight.view(), &x, None);
                     for part in [1, 5, 16, weight.n] {
                         let mut got = vec![0f32; weight.n * m];
@@ -279,7 +273,7 @@ fn vectors_and_tiles_give_the_same_bits() {
         let InstructionSet::Avx512Amx(amx) = isa else { continue };
         let vectors = Algorithm::Int8Many(Int8Gemm::new(amx.vnni));
         let tiles = Algorithm::Int8Amx(Int8Gemm::new(*amx));
-        for format in known_formats().into_iter().filter(|format| tiles.supports(*format)) {
+        for format in all_formats().filter(|format| tiles.supports(*format)) {
             let (n, k) = (37, 3 * format.granularity().max(128));
             let weight = Weight::random(format, n, k, &mut rng);
             for (m, count) in [(2, 3), (9, 1), (17, 2), (50, 3)] {

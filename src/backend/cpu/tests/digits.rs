@@ -21,12 +21,14 @@ fn error_of_blocks(dequantized: &[f32], k: usize, x: &[f32], want: &[(f64, f64)]
 
 #[test]
 fn fewer_digits_lose_no_more_than_they_say() {
-    let (n, k) = (48, 1024);
+    let k = 1024;
+    // So many results that it is not chance which of two errors is larger.
+    let sizes = [(960, 1), (480, 2), (112, 9), (48, 40)];
     let mut rng = StdRng::seed_from_u64(41);
-    for format in formats_for(k) {
+    for (format, (n, m)) in formats_for(k).flat_map(|format| sizes.map(|size| (format, size))) {
         let weight = Weight::random(format, n, k, &mut rng);
         let dequantized = weight.dequantized();
-        for (m, outlier) in [1, 2, 9, 40].into_iter().flat_map(|m| [1., 50.].map(|outlier| (m, outlier))) {
+        for outlier in [1., 50.] {
             let mut x: Vec<f32> = (0..m * k).map(|_| bell(&mut rng)).collect();
             x.iter_mut().step_by(k).for_each(|x| *x *= outlier);
             let want = matmul_in_f64(&dequantized, k, &x, None);

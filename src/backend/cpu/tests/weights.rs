@@ -86,10 +86,8 @@ impl Weight {
         // Dtypes of scales and biases take turns over the shapes.
         let turn = n + k / 32;
         let stored = |values| Groups::of(values, turn);
-        // Of matrices with f32 scales some have symmetric codes.
-        let symmetric = format.scale() == Scale::Float && turn % 3 == 2 && n.is_multiple_of(3);
         let (scales, biases) = match format.scale() {
-            Scale::Float if symmetric || !format.has_biases() => (stored(floats(-0.02, rng)), None),
+            Scale::Float if !format.has_biases() => (stored(floats(-0.02, rng)), None),
             Scale::Float => {
                 let (scales, biases) = (floats(-0.02, rng), floats(-0.1, rng));
                 (stored(scales), Some(stored(biases)))
@@ -115,10 +113,6 @@ impl Weight {
         let global_scale = match format.scale() {
             Scale::E8m0 | Scale::E4m3 => 0.37,
             Scale::Float | Scale::SuperBlock => 1.0,
-        };
-        let format = match symmetric && format.has_biases() {
-            true => QuantFormat::symmetric(format.bits(), format.group_size()).unwrap(),
-            false => format,
         };
         let mut weight = Self { format, n, k, words, scales, biases, global_scale, super_blocks };
         if format.element() == Element::E4m3 {
