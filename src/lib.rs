@@ -34,8 +34,8 @@
 //!
 //! # Instruction sets
 //! The CPU kernels are chosen at run time: AVX-512 with AMX (int8 and bf16 tiles), AVX-512 with VNNI, AVX-512
-//! with VBMI and GFNI, AVX2 with FMA, NEON, or portable Rust. The environment variable `CANDLE_QUANT_SIMD`
-//! (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) picks a lesser one, for comparison.
+//! with VBMI and GFNI, AVX2 with FMA, NEON with dot products of bytes, NEON, or portable Rust. The environment variable `CANDLE_QUANT_SIMD`
+//! (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neondotprod`, `neon`, `portable`) picks a lesser one, for comparison.
 //!
 //! Which algorithm multiplies depends on the format, the rows of x and the instruction set; one table says so, in
 //! `src/backend/cpu/dispatch.rs`. A format without a fast kernel goes through the f32 kernels.

@@ -4,6 +4,10 @@
 //! |---|---|---|---|---|---|---|
 //! | `portable`, `neon`, `avx512` | 1 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
+//! | `neondotprod` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
+//! | ·, one or two digits | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
+//! | · | more, to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
 //! | `avx2` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
 //! | ·, three digits | 2 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
@@ -39,6 +43,8 @@ use super::f32::fp8_gemv::Fp8Gemv;
 use super::fast_kernel::{
     matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel,
 };
+#[cfg(target_arch = "aarch64")]
+use super::int8::gemv_neon::Int8GemvNeon;
 #[cfg(target_arch = "x86_64")]
 use super::int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni};
 use super::isa::InstructionSet;
@@ -63,6 +69,9 @@ pub(super) enum Algorithm {
     /// The same with AVX2.
     #[cfg(target_arch = "x86_64")]
     Int8GemvAvx2(Int8GemvAvx2),
+    /// The same with NEON.
+    #[cfg(target_arch = "aarch64")]
+    Int8GemvNeon(Int8GemvNeon),
     /// The same for a few rows of x, and for many, with VNNI.
     #[cfg(target_arch = "x86_64")]
     Int8Few(Int8Gemm<Avx512Vnni>),
@@ -86,7 +95,7 @@ pub(super) enum Algorithm {
 enum Runner<'a> {
     F32Gemv,
     F32Tiles,
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     Rows(&'a dyn RowKernel),
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Whole(&'a dyn FastKernel),
@@ -101,6 +110,8 @@ impl Algorithm {
             Self::Int8GemvVnni(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Int8GemvAvx2(kernel) => Runner::Rows(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Self::Int8GemvNeon(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Int8Few(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
@@ -158,7 +169,7 @@ impl RowsOfX {
 
 /// The table above.
 #[cfg_attr(
-    not(target_arch = "x86_64"),
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
     allow(unused_variables, reason = "digits are those of integer kernels")
 )]
 pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits: Digits) -> Algorithm {
@@ -167,6 +178,11 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
         InstructionSet::Portable(_) => &[],
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon(_) => &[],
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::NeonDotprod(isa) => match (digits.count, rows, m) {
+            (_, RowsOfX::One, _) | (1 | 2, _, ..=4) => &[Algorithm::Int8GemvNeon(Int8GemvNeon::new(*isa))],
+            _ => &[],
+        },
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(isa) => match (digits.count, rows, m) {
             (_, RowsOfX::One, _) | (1 | 2, _, ..=4) => &[Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa))],

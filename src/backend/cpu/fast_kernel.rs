@@ -106,6 +106,19 @@ pub(super) trait PreparedX: Send + Sync {
     fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]);
 }
 
+/// Writes what `dot` gives for each of `m` rows of x, one after the other, to `out`, `[rows, m]`.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(super) fn each_row_of_x(m: usize, out: &mut [f32], mut dot: impl FnMut(usize, &mut [f32])) {
+    if m == 1 {
+        return dot(0, out);
+    }
+    let mut sums = vec![0f32; out.len() / m.max(1)];
+    for index in 0..m {
+        dot(index, &mut sums);
+        out.iter_mut().skip(index).step_by(m).zip(&sums).for_each(|(out, sum)| *out = *sum);
+    }
+}
+
 /// `x * weight^T + bias`, `[M, N]`, by all threads, each of which takes some rows of the weight at a time.
 pub(super) fn matmul_by_rows<T: Real>(
     prepared: &dyn PreparedX,

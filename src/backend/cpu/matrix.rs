@@ -101,7 +101,7 @@ impl<'a> PackedMatrix<'a> {
     }
 
     /// The words of `rows` rows from `first_row` on, or of as many as there are, and how many rows that is.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(super) fn rows_words(&self, first_row: usize, rows: usize) -> (&'a [u32], usize) {
         let row_words = self.k * self.format.bits() / 32;
         let rows = rows.min(self.rows.saturating_sub(first_row));

@@ -24,7 +24,7 @@ pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 mod codec;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod column;
 mod dense;
 mod dispatch;
@@ -32,7 +32,7 @@ mod f32;
 mod fast_kernel;
 pub(super) mod gated_delta;
 mod group_params;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod int8;
 mod isa;
 pub(super) mod low_rank;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::gpu::{made, message, Gpu, Reverse};
+use common::gpu::{made, Gpu, Reverse};
 use pretend_cuda::graph::*;
 use pretend_cuda::status::*;
 use pretend_cuda::stream::*;
@@ -89,6 +89,7 @@ fn memory_of_a_graph_that_is_launched_again() {
 #[test]
 fn writes_next_to_an_allocation_that_is_freed() {
     let gpu = Gpu::new(0);
+    use common::gpu::message;
     for offset in [-1i64, -256, 6, 200] {
         let address = gpu.room(6);
         // SAFETY: a guard of the allocation. Nobody may write it, which is what is tested.

@@ -66,7 +66,9 @@ mod tests {
             // SAFETY: no features are needed.
             InstructionSet::Portable(_) => unsafe { all::<Portable>(x) },
             #[cfg(target_arch = "aarch64")]
-            InstructionSet::Neon(_) => entry!(super::super::super::isa::neon::Neon, "neon"),
+            InstructionSet::Neon(_) | InstructionSet::NeonDotprod(_) => {
+                entry!(super::super::super::isa::neon::Neon, "neon")
+            }
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx2(_) => entry!(super::super::super::isa::avx2::Avx2, "avx2,fma,f16c"),
             #[cfg(target_arch = "x86_64")]

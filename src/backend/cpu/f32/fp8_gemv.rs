@@ -7,13 +7,13 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::aligned::Aligned;
-use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
+use super::super::fast_kernel::{each_row_of_x, Digits, NotRepresentable, PreparedX, RowKernel};
 use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx512::Avx512;
 use super::super::isa::avx512_e4m3::{any_rare, by_bits, by_tables, numbers, rank};
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Pass, Room, Row, LANES, ROWS};
+use super::super::row_gemv::{self, load, sums_of_lanes, Pass, Room, Row, LANES, ROWS};
 use crate::format::{Element, Scale, ZeroPoint};
 use crate::QuantFormat;
 use std::arch::x86_64::*;

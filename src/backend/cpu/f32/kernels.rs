@@ -45,6 +45,8 @@ pub(in super::super) fn kernels(isa: &InstructionSet) -> &dyn Kernels {
         InstructionSet::Portable(isa) => isa,
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon(isa) => isa,
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::NeonDotprod(isa) => &isa.neon,
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(isa) => isa,
         #[cfg(target_arch = "x86_64")]

@@ -34,6 +34,15 @@ pub(super) const fn doubled(bits: usize) -> bool {
     bits < 6
 }
 
+/// What codes of this width, doubled or not, are relative to.
+pub(super) const fn center(bits: usize) -> i32 {
+    if doubled(bits) {
+        (1 << bits) - 1
+    } else {
+        1 << (bits - 1)
+    }
+}
+
 /// The bits of a format of unsigned integers with a zero point and scales that are read as f32: affine and symmetric
 /// formats, and GGML's K types.
 fn integer_bits(format: QuantFormat) -> Option<Bits> {
@@ -53,11 +62,8 @@ impl IntegerCodes {
     /// None if codes are no integers, or the kernel does not know their scales.
     pub(super) fn of(format: QuantFormat) -> Option<Self> {
         if let Some(bits) = integer_bits(format) {
-            let (center, unit) = match bits.get() {
-                bits if doubled(bits) => ((1 << bits) - 1, 0.5),
-                bits => (1 << (bits - 1), 1.0),
-            };
-            return Some(Self { kind: Kind::Uint(bits), center, unit });
+            let unit = if doubled(bits.get()) { 0.5 } else { 1.0 };
+            return Some(Self { kind: Kind::Uint(bits), center: center(bits.get()), unit });
         }
         let e2m1 = |kind| Some(Self { kind, center: 12, unit: 0.5 });
         match format {
@@ -106,7 +112,11 @@ impl IntegerCodes {
             Kind::Mxfp4 | Kind::Nvfp4 | Kind::Iq4 | Kind::Iq(IqTable::Iq3Xxs | IqTable::Iq3S) => Bits::Four,
         }
     }
+}
 
+/// How the AVX-512 kernels lay out blocks.
+#[cfg(target_arch = "x86_64")]
+impl IntegerCodes {
     /// Vectors of 64 codes in a block: for 1, 2 and 4 bits as many as come from one load, else two, from one load
     /// (3 bits) or two.
     pub(super) fn vectors(&self) -> usize {

@@ -8,8 +8,8 @@
 
 use super::super::isa::amx_tile::{self, Amx, Line, Tiles, LEFT, RIGHT, ROWS};
 use super::super::isa::avx512::Avx512Vnni;
-use super::fixed_point::LIMBS;
 use super::gemm::{scaled, Chunk, Multiplier, Sums};
+use super::units::LIMBS;
 use super::weight_panels::DEPTH;
 use super::x_tiles::{Layout, Tile, WORDS_OF_BLOCK};
 use std::arch::x86_64::*;

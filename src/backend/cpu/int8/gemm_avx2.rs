@@ -6,9 +6,9 @@
 use super::super::isa::avx2::Avx2;
 use super::super::row_gemv::LANES;
 use super::codes::IntegerCodes;
-use super::fixed_point::LIMB_BITS;
 use super::gemm::{Chunk, Multiplier, Sums, Task};
 use super::gemv_avx2::unpack::sums_in_16_bits;
+use super::units::LIMB_BITS;
 use super::unpack::with_codes;
 use super::weight_panels::DEPTH;
 use super::x_tiles::{Layout, Tile};

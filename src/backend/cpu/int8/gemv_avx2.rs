@@ -16,15 +16,15 @@ pub(super) mod unpack;
 mod x;
 
 use super::super::aligned::Aligned;
-use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
+use super::super::fast_kernel::{each_row_of_x, Digits, NotRepresentable, PreparedX, RowKernel};
 use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx2::Avx2;
 use super::super::matrix::PackedMatrix;
-use super::super::row_gemv::{each_row_of_x, Fetch};
+use super::super::row_gemv::Fetch;
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::outliers::{most_by_columns, Found, Outliers};
-use super::unpack::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, MXFP4, NVFP4};
+use super::tables::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, MXFP4, NVFP4};
 use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;

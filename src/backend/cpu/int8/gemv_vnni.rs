@@ -13,19 +13,19 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
-use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
+use super::super::fast_kernel::{each_row_of_x, Digits, NotRepresentable, PreparedX, RowKernel};
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, sums_of_lanes, Fetch, Pass, Room, LANES, ROWS};
+use super::super::row_gemv::{self, load, sums_of_lanes, Fetch, Pass, Room, LANES, ROWS};
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
-use super::fixed_point::{FixedPoint, LIMB_BITS};
+use super::fixed_point::FixedPoint;
 use super::outlier_windows::{most_by_windows, Windows};
 use super::outliers::Found;
-use super::unpack::{
-    splits_sum, unpack_vector, AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4,
-};
+use super::tables::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4};
+use super::units::LIMB_BITS;
+use super::unpack::{splits_sum, unpack_vector};
 use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;

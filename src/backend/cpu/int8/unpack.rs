@@ -3,25 +3,14 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::codes::doubled;
-use crate::format::{self, IqTable};
+use super::tables::{table, AFFINE, IQ1_S, IQ2, IQ4};
 use std::arch::x86_64::*;
-
-/// What codes and scales are: the parameter `KIND` of the functions here and in `gemv_vnni.rs`.
-pub(super) const AFFINE: u8 = 0;
-pub(super) const NVFP4: u8 = 1;
-pub(super) const MXFP4: u8 = 2;
-pub(super) const IQ4: u8 = 3;
-pub(super) const IQ3_XXS: u8 = 4;
-pub(super) const IQ3_S: u8 = 5;
-pub(super) const IQ2: u8 = 6;
-pub(super) const IQ1_M: u8 = 7;
-pub(super) const IQ1_S: u8 = 8;
 
 /// The function with the width and the kind of these codes.
 macro_rules! with_codes {
     ($kind:expr, $function:ident($($argument:expr),*)) => {{
         use super::codes::Kind;
-        use super::unpack::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4};
+        use super::tables::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4};
         use $crate::format::{Bits, IqTable};
         match $kind {
             Kind::Uint(Bits::One) => $function::<1, AFFINE>($($argument),*),
@@ -88,29 +77,7 @@ const fn code_offsets(bits: usize, vector: usize, double: bool) -> [u8; 64] {
     offsets
 }
 
-/// The integers of codes that are looked up: `element / unit + center`, as [`IntegerCodes`] has these.
-///
-/// [`IntegerCodes`]: super::codes::IntegerCodes
-pub(super) const fn table(kind: u8) -> [u8; 16] {
-    let (values, center, per_one): (&[f32; 16], _, _) = match kind {
-        IQ4 => (&format::IQ4_NL, 127, 1.),
-        IQ3_XXS => (IqTable::Iq3Xxs.values(), 31, 2.),
-        IQ3_S => (IqTable::Iq3S.values(), 15, 1.),
-        IQ2 => (IqTable::Iq2.values(), 62, 8.),
-        IQ1_M => (IqTable::Iq1M.values(), 17, 8.),
-        IQ1_S => (IqTable::Iq1S.values(), 7, 8.),
-        _ => (&format::E2M1, 12, 2.),
-    };
-    let mut table = [0; 16];
-    let mut index = 0;
-    while index < 16 {
-        table[index] = ((values[index] * per_one) as i32 + center) as u8;
-        index += 1;
-    }
-    table
-}
-
-/// The same for codes of three bits, whatever the three bits above them.
+/// The [`table`] for codes of three bits, whatever the three bits above them.
 const fn table_of_three_bits(kind: u8) -> [u8; 64] {
     let (of_codes, mut all, mut index) = (table(kind), [0; 64], 0);
     while index < 64 {

@@ -7,7 +7,7 @@ use super::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use super::avx512::{Avx512, Avx512Vnni};
 #[cfg(target_arch = "aarch64")]
-use super::neon::Neon;
+use super::neon::{Neon, NeonDotprod};
 use super::portable::Portable;
 use std::sync::OnceLock;
 
@@ -17,6 +17,8 @@ pub(in crate::backend::cpu) enum InstructionSet {
     Portable(Portable),
     #[cfg(target_arch = "aarch64")]
     Neon(Neon),
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod(NeonDotprod),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
@@ -34,6 +36,8 @@ impl InstructionSet {
             Self::Portable(_) => "portable",
             #[cfg(target_arch = "aarch64")]
             Self::Neon(_) => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod(_) => "neondotprod",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -67,7 +71,8 @@ pub(in crate::backend::cpu) fn available() -> &'static [InstructionSet] {
             Avx2::new().map(InstructionSet::Avx2),
         ];
         #[cfg(target_arch = "aarch64")]
-        let native = [Neon::new().map(InstructionSet::Neon)];
+        let native =
+            [NeonDotprod::new().map(InstructionSet::NeonDotprod), Neon::new().map(InstructionSet::Neon)];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let native: [Option<InstructionSet>; 0] = [];
         native.into_iter().flatten().chain([InstructionSet::Portable(Portable)]).collect()
@@ -87,7 +92,7 @@ pub(in crate::backend::cpu) fn tested() -> &'static [InstructionSet] {
 }
 
 /// The instruction set in use: the best there is, or the one that the environment variable
-/// `CANDLE_QUANT_SIMD` names (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) if this CPU has it.
+/// `CANDLE_QUANT_SIMD` names (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neondotprod`, `neon`, `portable`) if this CPU has it.
 pub(in crate::backend::cpu) fn best() -> &'static InstructionSet {
     static BEST: OnceLock<InstructionSet> = OnceLock::new();
     BEST.get_or_init(|| {

@@ -138,18 +138,6 @@ pub(super) fn dot_rows(
     dot(&pass, &mut output[..count]);
 }
 
-/// Writes what `dot` gives for each of `m` rows of x, one after the other, to `out`, `[rows, m]`.
-pub(super) fn each_row_of_x(m: usize, out: &mut [f32], mut dot: impl FnMut(usize, &mut [f32])) {
-    if m == 1 {
-        return dot(0, out);
-    }
-    let mut sums = vec![0f32; out.len() / m.max(1)];
-    for index in 0..m {
-        dot(index, &mut sums);
-        out.iter_mut().skip(index).step_by(m).zip(&sums).for_each(|(out, sum)| *out = *sum);
-    }
-}
-
 /// The sum of the lanes of each vector.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]

@@ -2,6 +2,8 @@
 
 use super::super::dispatch::{choose, prepare, run, Algorithm, ManyRows};
 use super::super::fast_kernel::Digits;
+#[cfg(target_arch = "aarch64")]
+use super::super::int8::gemv_neon::Int8GemvNeon;
 #[cfg(target_arch = "x86_64")]
 use super::super::{
     bf16::gemm_amx::Bf16Amx,
@@ -19,6 +21,8 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
         InstructionSet::Portable(_) => vec![],
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon(_) => vec![],
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::NeonDotprod(isa) => vec![Algorithm::Int8GemvNeon(Int8GemvNeon::new(*isa))],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(isa) => vec![
             Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa)),
@@ -48,6 +52,8 @@ fn name(algorithm: Algorithm) -> &'static str {
         Algorithm::Int8GemvVnni(_) => "int8 GEMV",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8GemvAvx2(_) => "int8 GEMV, AVX2",
+        #[cfg(target_arch = "aarch64")]
+        Algorithm::Int8GemvNeon(_) => "int8 GEMV, NEON",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8Few(_) => "int8 VNNI, few",
         #[cfg(target_arch = "x86_64")]
@@ -155,6 +161,7 @@ fn the_table_is_the_documented_one() {
                 let has_room_in_avx2 = format.element() != Element::Iq4Nl;
                 let want = match (isa.name(), m) {
                     ("avx2", 1) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
+                    ("neondotprod", 1) if one == "int8 GEMV" => "int8 GEMV, NEON",
                     ("avx512vnni" | "avx512amx", 1) => one,
                     ("avx512amx", _) => more,
                     ("avx512vnni", 9..32) if one == "int8 GEMV" => "int8 VNNI, few",
@@ -168,6 +175,7 @@ fn the_table_is_the_documented_one() {
                     isa.name()
                 );
                 let want = match (isa.name(), m) {
+                    ("neondotprod", 2..5) if one == "int8 GEMV" => "int8 GEMV, NEON",
                     ("avx2", 2..5) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
                     ("avx512vnni", 2..5) if one == "int8 GEMV" => one,
                     ("avx512vnni", 5..32) if one == "int8 GEMV" => "int8 VNNI, few",

@@ -4,7 +4,7 @@
 
 use super::super::super::isa::{avx2::Avx2, Simd};
 use super::super::codes::doubled;
-use super::super::unpack::{table, AFFINE};
+use super::super::tables::{table, AFFINE};
 use std::arch::x86_64::*;
 
 /// The largest integer of a code.
@@ -91,7 +91,7 @@ fn spread<const BITS: usize>(lanes: __m256i, double: bool) -> __m256i {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::unpack::IQ2;
+    use super::super::super::tables::IQ2;
     use super::*;
     use crate::backend::cpu::isa::tested;
     use crate::backend::cpu::isa::InstructionSet;

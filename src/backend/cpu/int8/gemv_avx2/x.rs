@@ -6,7 +6,7 @@ use super::super::super::aligned::Aligned;
 use super::super::super::fast_kernel::NotRepresentable;
 use super::super::super::isa::avx2::Avx2;
 use super::super::codes::{IntegerCodes, Kind};
-use super::super::fixed_point::{normalize, sum, unit_of, LIMBS};
+use super::super::units::{normalize, sum, unit_of, LIMBS};
 use super::LANES;
 use std::arch::x86_64::*;
 
