@@ -44,7 +44,7 @@ pub enum QuantMethod {
     Awq,
     /// bitsandbytes: NF4, FP4, and 8-bit integers.
     BitsAndBytes,
-    /// compressed-tensors: NVFP4, MXFP4, and integers of 4 and 8 bits.
+    /// compressed-tensors: NVFP4, MXFP4, floats of 8 bits, and integers of 2 to 6 and 8 bits.
     CompressedTensors,
     /// 8-bit floats with scales for tiles of a matrix.
     Fp8,

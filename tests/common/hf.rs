@@ -12,10 +12,11 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 40] = [
+pub const FIXTURES: [(&str, &str); 45] = [
     ("awq-g64", "affine 4-bit g64"),
     ("awq-gemv-g64", "affine 4-bit g64"),
     ("awq-gemv_fast-g32", "affine 4-bit g32"),
+    ("awq-rows", "affine 4-bit g128"),
     ("bnb-fp4", "fp4"),
     ("bnb-int8", "symmetric 8-bit g128"),
     ("bnb-nf4", "nf4"),
@@ -30,6 +31,10 @@ pub const FIXTURES: [(&str, &str); 40] = [
     ("ct-int4-g128-f32", "symmetric 4-bit g128"),
     ("ct-int4-g32", "symmetric 4-bit g32"),
     ("ct-int8-channel", "symmetric 8-bit g128"),
+    ("ct-llmc-awq", "affine 4-bit g128"),
+    ("ct-llmc-fp8-kv", "fp8 g128"),
+    ("ct-llmc-gptq-order", "symmetric 4-bit g32, act-order"),
+    ("ct-llmc-w4a8", "symmetric 8-bit g128"),
     ("ct-mxfp4", "mxfp4"),
     ("ct-nvfp4", "nvfp4"),
     ("ct-w8a8", "symmetric 8-bit g128"),

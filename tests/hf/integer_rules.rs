@@ -6,15 +6,17 @@ use crate::rules::{changed, weight_with, FILE};
 use serde_json::json;
 
 #[test]
-fn integers_have_four_or_eight_bits_and_groups_or_rows() {
+fn integers_have_known_bits_and_groups_or_rows() {
     let right = json!({"num_bits": 4, "type": "int", "symmetric": true, "group_size": 64});
     for (format, key, value) in [
-        ("pack-quantized", "num_bits", json!(3)),
+        ("pack-quantized", "num_bits", json!(1)),
+        ("pack-quantized", "num_bits", json!(7)),
         ("pack-quantized", "num_bits", json!(null)),
         ("pack-quantized", "type", json!("float")),
         ("pack-quantized", "group_size", json!(16)),
         ("pack-quantized", "group_size", json!(null)),
-        ("int-quantized", "num_bits", json!(4)),
+        ("int-quantized", "num_bits", json!(9)),
+        ("int-quantized", "num_bits", json!(null)),
     ] {
         let mut weights = right.clone();
         weights[key] = value.clone();

@@ -83,9 +83,16 @@ fn zeros_of_gptq_are_counted_up_word_by_word() {
 #[test]
 fn compressed_tensors_zero_points_are_streams() {
     let (n, k) = (40usize, 256usize);
-    for (bits, stored, strategy, group_size) in
-        [(4, 64, "group", 64), (8, 32, "group", 32), (8, 256, "channel", 128), (4, 256, "group", 128)]
-    {
+    for (bits, stored, strategy, group_size) in [
+        (4, 64, "group", 64),
+        (8, 32, "group", 32),
+        (8, 256, "channel", 128),
+        (4, 256, "group", 128),
+        (2, 32, "group", 32),
+        (3, 64, "group", 64),
+        (5, 128, "group", 128),
+        (6, 256, "channel", 128),
+    ] {
         let (groups, words) = (k / stored, (n * bits).div_ceil(32));
         let (scale_bytes, scales) = f16s(n * groups);
         let size = if strategy == "channel" { json!(null) } else { json!(stored) };
@@ -105,6 +112,44 @@ fn compressed_tensors_zero_points_are_streams() {
                 * scales[row * groups + column / stored]
         });
     }
+}
+
+/// Symmetric codes have half their range added.
+#[test]
+fn compressed_tensors_codes_have_two_to_eight_bits() {
+    let (n, k) = (8usize, 128usize);
+    for bits in [2, 3, 4, 5, 6, 8] {
+        let weights = json!({"num_bits": bits, "type": "int", "strategy": "group", "group_size": 64});
+        let (scale_bytes, scales) = f16s(n * 2);
+        let entries = [
+            entry("m.weight_packed", "I32", &[n, k * bits / 32], noise(n * k * bits / 8, 28)),
+            entry("m.weight_scale", "F16", &[n, 2], scale_bytes),
+        ];
+        let format = format!("symmetric {bits}-bit g64");
+        check(&compressed("pack-quantized", weights), &entries, &format, &[n, k], |row, column| {
+            let code = f64::from(code(&entries[0].3, bits, row * k + column));
+            (code - f64::from(1 << (bits - 1))) * scales[row * 2 + column / 64]
+        });
+    }
+}
+
+/// Codes of fewer bits are bytes, too.
+#[test]
+fn compressed_tensors_bytes_are_signed_whatever_their_bits() {
+    let Case { entries, .. } = case_of("int-quantized");
+    let codes: Vec<u8> = (0..1024).map(|index| (index % 16 - 8) as u8).collect();
+    let (scale_bytes, scales) = f16s(16);
+    let entries = with(
+        &entries,
+        &[
+            entry("m.weight", "I8", &[8, 128], codes.clone()),
+            entry("m.weight_scale", "F16", &[8, 2], scale_bytes),
+        ],
+    );
+    let weights = json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64});
+    check(&compressed("int-quantized", weights), &entries, "symmetric 8-bit g64", &[8, 128], |row, k| {
+        f64::from(codes[row * 128 + k] as i8) * scales[row * 2 + k / 64]
+    });
 }
 
 #[test]

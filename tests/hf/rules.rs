@@ -82,6 +82,35 @@ fn other_formats_of_compressed_tensors_are_named() {
     assert!(weight(&dense, &case_of("pack-quantized").entries).is_ok());
 }
 
+/// What rotates weights is in them; what rotates activations would have to be done.
+#[test]
+fn transforms_of_activations_are_refused() {
+    let of = |locations: &[Value]| {
+        let apply: Vec<_> =
+            locations.iter().map(|at| json!({"targets": ["Linear"], "location": at})).collect();
+        changed(
+            "pack-quantized",
+            &json!({"transform_config": {"config_groups": {"R": {"type": "hadamard", "apply": apply}}}}),
+        )
+    };
+    let entries = case_of("pack-quantized").entries;
+    for refused in [json!("input"), json!("output"), json!("q_attn"), json!("k_cache"), json!(7), json!(null)]
+    {
+        let result = weight(&of(&[json!("weight_input"), refused.clone()]), &entries);
+        let location = format!("location {refused}");
+        rejected(result, &["config.json", "transform_config `R`", &location, "not supported"]);
+    }
+    // Queries and keys that are rotated alike have the products that they had.
+    for read in [&["weight_input", "weight_output"], &["q_attn", "k_cache"]] {
+        assert!(weight(&of(&read.map(|at| json!(at))), &entries).is_ok());
+    }
+    for none in [json!({}), json!(null), json!({"config_groups": {}})] {
+        assert!(weight(&changed("pack-quantized", &json!({"transform_config": none})), &entries).is_ok());
+    }
+    let wrong = changed("pack-quantized", &json!({"transform_config": {"config_groups": {"R": {}}}}));
+    rejected(weight(&wrong, &entries), &["config.json", "`transform_config.config_groups.R`"]);
+}
+
 #[test]
 fn schemes_are_those_of_their_format() {
     for (format, key, value) in [

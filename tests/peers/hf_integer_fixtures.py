@@ -27,8 +27,10 @@ packages(AUTOGPTQ, ["auto_gptq", "auto_gptq.nn_modules", "auto_gptq.nn_modules.q
 packages(GPTQMODEL, ["gptqmodel", "gptqmodel.nn_modules", "gptqmodel.models"])
 sys.modules["gptqmodel"].DEBUG_ON = False
 from auto_gptq.nn_modules.qlinear.qlinear_cuda_old import QuantLinear  # noqa: E402
+from awq.modules.linear.gemm import WQLinear_GEMM  # noqa: E402
 from awq.modules.linear.gemv import WQLinear_GEMV  # noqa: E402
 from awq.modules.linear.gemv_fast import WQLinear_GEMVFast  # noqa: E402
+from awq.utils.packing_utils import dequantize_gemm  # noqa: E402
 from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # noqa: E402
 
 
@@ -121,6 +123,21 @@ def awq(kind, group_size):
     return one
 
 
+def awq_rows(module, weight):
+    """By AutoAWQ with a group for each row: its layer takes -1, its packer only what that means.
+
+    Decoded by it from scales in f32, but for the products of scales and zeros, which mlx-lm rounds when it imports them.
+    """
+    if module.endswith("v_proj"):
+        return None
+    scales, zeros, rounded = parameters(weight, 4, weight.shape[1], False)
+    transposed = {"scales": scales.t().contiguous(), "zeros": zeros.t().contiguous()}
+    layer = WQLinear_GEMM.from_linear(linear_of(rounded), 4, weight.shape[1], **transposed)
+    parts = {"qweight": layer.qweight, "qzeros": layer.qzeros, "scales": layer.scales}
+    exact = dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, layer.group_size).t()
+    return parts, exact + zeros * scales - (zeros * scales).half().float()
+
+
 def awq_config(group_size, version):
     return {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": version}
 
@@ -208,6 +225,7 @@ for case, kind, group_size, version in [
     ("awq-gemv_fast-g32", WQLinear_GEMVFast, 32, "gemv_fast"),
 ]:
     write(OUT / case, awq_config(group_size, version), awq(kind, group_size), dtype=torch.float16)
+write(OUT / "awq-rows", awq_config(-1, "gemm"), awq_rows, dtype=torch.float16)
 
 EIGHT = QuantizationArgs(num_bits=8, strategy="token", dynamic=True, symmetric=True)
 for case, args, format, activations in [

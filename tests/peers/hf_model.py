@@ -101,6 +101,19 @@ def is_linear(name):
     return name.endswith("_proj.weight")
 
 
+def write_expected(folder, model, decoded):
+    """What has to come out of the checkpoint in a folder: the decoded tensors, and what the model in F32 makes of them."""
+    model.load_state_dict(stacked(decoded, model.state_dict()))
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS])).logits[0].float()
+    refs = {"tokens": torch.tensor(TOKENS, dtype=torch.int32), "logits_f32": logits}
+    save_file(refs, folder / "refs.safetensors")
+    digest = lambda t: hashlib.sha256(t.numpy().astype("<f4").tobytes()).hexdigest()  # noqa: E731
+    expected = {name: {"shape": list(t.shape), "sha256": digest(t)} for name, t in sorted(decoded.items())}
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    print(f"{folder.name}: {sum(f.stat().st_size for f in folder.iterdir())} bytes, logits {logits.std():.3f}")
+
+
 def write(folder, quantization_config, quantize_one, dtype=torch.bfloat16, beside=None, tolerance=0.08, settings=MODEL):
     """quantize_one(module, weight) gives the stored tensors by suffix and the decoded weight, or None."""
     model, weights = random_model(dtype, settings)
@@ -114,9 +127,6 @@ def write(folder, quantization_config, quantize_one, dtype=torch.bfloat16, besid
             stored.update({f"{module}.{suffix}": part.contiguous() for suffix, part in parts[0].items()})
             decoded[name] = parts[1].float().contiguous()
             assert (decoded[name] - weight.float()).abs().max() < tolerance, name
-    model.load_state_dict(stacked(decoded, model.state_dict()))
-    with torch.no_grad():
-        logits = model(torch.tensor([TOKENS])).logits[0].float()
     folder.mkdir(parents=True, exist_ok=True)
     config = dict(settings, torch_dtype=str(dtype).removeprefix("torch."))
     if quantization_config is not None:
@@ -125,9 +135,4 @@ def write(folder, quantization_config, quantize_one, dtype=torch.bfloat16, besid
     for file, content in (beside or {}).items():
         (folder / file).write_text(json.dumps(content, indent=1) + "\n")
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    refs = {"tokens": torch.tensor(TOKENS, dtype=torch.int32), "logits_f32": logits}
-    save_file(refs, folder / "refs.safetensors")
-    digest = lambda t: hashlib.sha256(t.numpy().astype("<f4").tobytes()).hexdigest()  # noqa: E731
-    expected = {name: {"shape": list(t.shape), "sha256": digest(t)} for name, t in sorted(decoded.items())}
-    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
-    print(f"{folder.name}: {sum(f.stat().st_size for f in folder.iterdir())} bytes, logits {logits.std():.3f}")
+    write_expected(folder, model, decoded)

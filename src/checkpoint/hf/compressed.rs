@@ -1,5 +1,5 @@
 //! compressed-tensors: `weight_packed` with `weight_scale`, for NVFP4 `weight_global_scale`, by which the scales are
-//! divided, and for asymmetric integers `weight_zero_point`. Integers of 8 bits may be a `weight` of I8 instead. Floats of 8 bits
+//! divided, and for asymmetric integers `weight_zero_point`. Integers may be a `weight` of I8 instead. Floats of 8 bits
 //! are a `weight` of F8_E4M3.
 //!
 //! As its `NVFP4PackedCompressor`, `MXFP4PackedCompressor`, `PackedQuantizationCompressor` and
@@ -28,6 +28,8 @@ const ORDER: &str = "weight_g_idx";
 const UNORDERED: i32 = -1;
 const GLOBAL_SCALE: &str = "weight_global_scale";
 const SHAPE: &str = "weight_shape";
+/// Widths of codes in words.
+pub(super) const PACKED_BITS: [usize; 6] = [2, 3, 4, 5, 6, 8];
 
 /// What the config says of the weights of some modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

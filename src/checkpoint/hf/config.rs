@@ -1,6 +1,6 @@
 //! What `config.json` or `hf_quant_config.json` say of the quantization.
 
-use super::compressed::{IntegerScheme, Scheme};
+use super::compressed::{IntegerScheme, Scheme, PACKED_BITS};
 use super::fp8::Blocks;
 use super::gptq;
 use crate::checkpoint::file::Opening;
@@ -164,6 +164,7 @@ impl Source {
                 return Err(self.unsupported(format!("compressed-tensors with sparsity format {sparsity}")));
             }
         }
+        self.check_transforms(object)?;
         let Some(Value::Object(groups)) = object.get("config_groups") else {
             return Err(self.wrong("`config_groups` is missing or no object".into()));
         };
@@ -184,6 +185,33 @@ impl Source {
             true => Err(self.wrong("`config_groups` names no format of weights".into())),
             false => Ok(schemes),
         }
+    }
+
+    /// Refuses rotations of what layers are given or give, which weights alone don't undo. Queries and keys that are rotated
+    /// alike have the same products.
+    fn check_transforms(&self, object: &Object) -> Result<()> {
+        let groups = object.get("transform_config").and_then(|transforms| transforms.get("config_groups"));
+        for (name, group) in groups.and_then(Value::as_object).into_iter().flatten() {
+            let Some(Value::Array(applied)) = group.get("apply") else {
+                let problem =
+                    format!("`transform_config.config_groups.{name}` does not say where it applies");
+                return Err(self.wrong(problem));
+            };
+            let locations = || applied.iter().map(|at| at.get("location").unwrap_or(&Value::Null));
+            let has = |location: &str| locations().any(|at| at == location);
+            let of_attention = has("q_attn") && has("k_cache");
+            let other = locations().find(|at| match at.as_str() {
+                Some("weight_input" | "weight_output") => false,
+                Some("q_attn" | "k_cache") => !of_attention,
+                _ => true,
+            });
+            if let Some(location) = other {
+                let what =
+                    format!("compressed-tensors with transform_config `{name}` at location {location}");
+                return Err(self.unsupported(what));
+            }
+        }
+        Ok(())
     }
 
     /// What one of compressed-tensors' groups of modules has.
@@ -220,7 +248,11 @@ impl Source {
                 let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
                 let of_rows = group_size.is_none() && strategy == Some("channel");
                 let of_groups = group_size.is_some_and(|size| size % 32 == 0);
-                let bits = bits.filter(|bits| *bits == 8 || packed && *bits == 4);
+                let bits = match (packed, bits) {
+                    (true, bits) => bits.filter(|bits| PACKED_BITS.contains(bits)),
+                    // Whatever their range, each is a byte.
+                    (false, bits) => bits.filter(|bits| *bits <= 8).map(|_| 8),
+                };
                 match bits.filter(|_| (of_rows || of_groups) && kind.is_none_or(|kind| kind == "int")) {
                     Some(bits) => {
                         // By weight it says only how the tool went on.
@@ -230,7 +262,7 @@ impl Source {
                         Ok(Scheme::Integers(scheme))
                     }
                     None => {
-                        let bits = if packed { "4 or 8" } else { "8" };
+                        let bits = if packed { "2, 3, 4, 5, 6 or 8" } else { "8 or fewer" };
                         let read = format!(
                             "num_bits {bits}, type int, group_size a multiple of 32 or strategy channel"
                         );

@@ -7,7 +7,7 @@
 //! | `modelopt` | `weight` U8, `weight_scale`, `weight_scale_2` | NVFP4 |
 //! | `modelopt` | `weight` F8_E4M3, `weight_scale` | FP8 |
 //! | `compressed-tensors` | `weight_packed`, `weight_scale`, `weight_global_scale` | NVFP4, MXFP4 |
-//! | `compressed-tensors` | `weight_packed` or `weight` I8, `weight_scale`, `weight_zero_point` | symmetric and affine 4, 8-bit |
+//! | `compressed-tensors` | `weight_packed` or `weight` I8, `weight_scale`, `weight_zero_point` | symmetric and affine 2 to 6, 8-bit |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | FP8 |
 //! | `awq` ("gemm", "gemv", "gemv_fast") | `qweight`, `qzeros`, `scales` | affine 4-bit |

@@ -101,7 +101,7 @@ impl<'a> Module<'a> {
         let codes = self.require(names.codes, names.codes, code_dtypes)?;
         let scales = self.require(names.scales, names.codes, scale_dtypes)?;
         let (rows, last) = self.rows(names.codes, codes)?;
-        let k = last.checked_mul(codes.dtype().bitsize() / format.bits()).unwrap_or(0);
+        let k = last.saturating_mul(codes.dtype().bitsize()) / format.bits();
         let groups = format.groups_per_row(k).map_err(|_| {
             let expected = format!("rows of whole groups of {}", format.group_size());
             self.wrong(names.codes, codes, expected, format!("{k} codes in a row"))
