@@ -7,6 +7,32 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// What belongs to weights of any kind: what is read here, and what makes the folder a whole checkpoint for others.
+const COMPANIONS: [&str; 22] = [
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "hf_quant_config.json",
+    "merges.txt",
+    "model.safetensors.index.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "quant_config.json",
+    "quantize_config.json",
+    "special_tokens_map.json",
+    "tekken.json",
+    "tiktoken.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "uqff_report.json",
+    "video_preprocessor_config.json",
+    "vocab.json",
+    "vocab.txt",
+];
+
 /// Where the files that belong to the weights are: config, tokenizer and the like.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -18,6 +44,12 @@ pub enum SidecarFiles {
 }
 
 impl SidecarFiles {
+    /// Whether a file of this name is one that weights of any kind have beside them: a config, or a file of a tokenizer or
+    /// processor. Other files of a folder may have nothing to do with weights that are a single file.
+    pub fn is_companion(name: &str) -> bool {
+        COMPANIONS.contains(&name)
+    }
+
     /// All of them by name; of a directory every file in it.
     pub fn all(&self) -> Result<BTreeMap<String, PathBuf>> {
         let dir = match self {

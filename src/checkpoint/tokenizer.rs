@@ -3,7 +3,7 @@
 
 use crate::Error;
 use candle_core::quantized::gguf_file;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 /// What helps if it can't be built.
@@ -19,6 +19,8 @@ pub struct StoredTokenizer {
     pub metadata: HashMap<String, gguf_file::Value>,
     /// Whether candle would put a space before the text that the tokenizer does not have.
     pub without_prefix_space: bool,
+    /// The tokens that have a purpose, by the names that Hugging Face has for it, such as `bos_token`.
+    pub special_tokens: BTreeMap<String, String>,
 }
 
 impl StoredTokenizer {

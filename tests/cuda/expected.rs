@@ -5,8 +5,9 @@ use candle_core::{DType, Device, Tensor};
 use candle_quant::format::{Element, Scale};
 use candle_quant::{QuantFormat, QuantTensor};
 
-/// Of every kind of format one.
-pub const KINDS: [QuantFormat; 11] = [
+/// Of every kind of format one: of the IQ types with grids one of each width of codes and each size of groups that a kernel
+/// scales, for all of them take the emulator too long.
+pub const KINDS: [QuantFormat; 17] = [
     QuantFormat::affine_opt(4, 64).unwrap(),
     QuantFormat::affine_opt(3, 32).unwrap(),
     QuantFormat::affine_opt(6, 128).unwrap(),
@@ -18,6 +19,12 @@ pub const KINDS: [QuantFormat; 11] = [
     QuantFormat::FP4,
     QuantFormat::Q5_K,
     QuantFormat::Q6_K,
+    QuantFormat::fp8_opt(64).unwrap(),
+    QuantFormat::IQ4_NL,
+    QuantFormat::IQ1_S,
+    QuantFormat::IQ1_M,
+    QuantFormat::IQ2_XXS,
+    QuantFormat::IQ3_XXS,
 ];
 
 /// Every format that has kernels on a device but symmetric ones, which are made of affine weights.

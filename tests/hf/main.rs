@@ -7,6 +7,7 @@ mod common;
 #[path = "../common/hf.rs"]
 mod hf;
 
+mod awq_memory;
 mod column_order;
 mod filled;
 mod float8_rules;

@@ -3,6 +3,7 @@
 use super::metadata::{Metadata, Value};
 use crate::checkpoint::chat::StoredChatTemplates;
 use crate::Result;
+use std::collections::BTreeMap;
 
 const TEMPLATE: &str = "tokenizer.chat_template";
 
@@ -36,14 +37,24 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredChatTemplates>> {
     if stored.templates.is_empty() {
         return Ok(None);
     }
+    stored.special_tokens = special_tokens(metadata)?;
+    Ok(Some(stored))
+}
+
+/// The special tokens of `metadata`, by the names that templates use.
+///
+/// # Errors
+/// If an id is no whole number.
+pub(super) fn special_tokens(metadata: &Metadata) -> Result<BTreeMap<String, String>> {
     let tokens = match metadata.get("tokenizer.ggml.tokens") {
         Some(Value::Array(tokens)) => tokens.texts().unwrap_or_default(),
         _ => Vec::new(),
     };
+    let mut special = BTreeMap::new();
     for (name, key) in SPECIAL_TOKENS {
         let id = metadata.size(&format!("tokenizer.ggml.{key}_token_id"))?;
         let token = id.and_then(|id| tokens.get(usize::try_from(id).ok()?));
-        stored.special_tokens.extend(token.map(|token| (name.to_owned(), (*token).to_owned())));
+        special.extend(token.map(|token| (name.to_owned(), (*token).to_owned())));
     }
-    Ok(Some(stored))
+    Ok(special)
 }

@@ -1,5 +1,6 @@
 //! The tokenizer inside a GGUF file: its metadata, checked, for candle to build it from.
 
+use super::chat::special_tokens;
 use super::metadata::{Metadata, Value};
 use crate::checkpoint::tokenizer::{StoredTokenizer, REMEDY};
 use crate::{Error, Result};
@@ -88,6 +89,7 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredTokenizer>> {
         path: metadata.path.to_path_buf(),
         metadata: values,
         without_prefix_space: pre == Pre::Gpt2,
+        special_tokens: special_tokens(metadata)?,
     }))
 }
 

@@ -132,6 +132,15 @@ impl Layout for Fast {
         self.codes.size_in_bytes() + self.scales.size_in_bytes() + self.biases.size_in_bytes()
     }
 
+    /// Scales and biases are those of the format's groups: of a large group of the file there are several, and there are
+    /// none for the room behind the last one.
+    fn loaded_bytes(&self) -> u64 {
+        let elements = (self.quads * ROWS * self.k) as u64;
+        let of_number = |stored: &StoredTensor| (stored.dtype().bitsize() / 8) as u64;
+        let of_group = of_number(&self.scales) + of_number(&self.biases);
+        elements / 8 * self.format.bits() as u64 + elements / self.format.group_size() as u64 * of_group
+    }
+
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let words = in_rows(&self.codes.read::<u8>()?, self.k);
         let codes = Tensor::from_vec(words, (self.quads * ROWS, self.format.words_per_row(self.k)?), device)?;

@@ -1,36 +1,11 @@
 //! Which files of a repository make the checkpoint that a name means, and no others.
 
 use super::groups::{choices, chosen, groups, Group};
+use crate::checkpoint::sidecar::SidecarFiles;
 use std::path::{Path, PathBuf};
 
 /// The index of safetensors in several files.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-
-/// What belongs to weights of any kind: what is read here, and what makes the folder a whole checkpoint for others.
-const COMPANIONS: [&str; 22] = [
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "config.json",
-    "generation_config.json",
-    "hf_quant_config.json",
-    "merges.txt",
-    "model.safetensors.index.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "quant_config.json",
-    "quantize_config.json",
-    "special_tokens_map.json",
-    "tekken.json",
-    "tiktoken.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "uqff_report.json",
-    "video_preprocessor_config.json",
-    "vocab.json",
-    "vocab.txt",
-];
 
 /// The rest of a UQFF model, beside its shards.
 const RESIDUAL: &str = "residual.safetensors";
@@ -79,7 +54,7 @@ pub(super) fn select(files: &[String], choice: Option<&str>) -> Result<Selection
         None if has_index || !safetensors.is_empty() => vec![],
         None => groups.iter().collect(),
     };
-    let is_companion = |file: &&String| COMPANIONS.contains(&file.as_str());
+    let is_companion = |file: &&String| SidecarFiles::is_companion(file);
     let companions = || files.iter().filter(is_companion).cloned();
     let group = match (candidates.as_slice(), choice) {
         ([group], _) => group,

@@ -10,6 +10,7 @@ mod families;
 #[path = "../../../../tests/common/families.rs"]
 mod families_of;
 mod feedback;
+mod from_gguf;
 mod ggml_types;
 mod gguf;
 #[path = "../../../../tests/gguf/writer.rs"]

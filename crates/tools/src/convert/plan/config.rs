@@ -7,7 +7,7 @@ use crate::convert::output::Job;
 use crate::convert::recipe::{Role, Spec};
 use crate::convert::target::{mxfp4_config, quantization_config, Target};
 use crate::staging::MANIFEST;
-use candle_quant::checkpoint::{module_of, with_masked_literals, CheckpointKind};
+use candle_quant::checkpoint::{module_of, with_masked_literals, CheckpointKind, SidecarFiles};
 use candle_quant::{Error, QuantFormat, Result};
 use candle_quant_models::{published_fields, MlxLm, EXPERT_BLOCKS};
 use safetensors::Dtype;
@@ -42,9 +42,8 @@ impl ConvertPlan {
             return Ok(None);
         }
         let path = self.source.sidecar_files().path("config.json");
-        // What a file says itself is what its tensors were read by.
-        let is_alone = matches!(self.source.kind(), CheckpointKind::Gguf | CheckpointKind::Slm1);
-        let path = path.filter(|_| self.published.is_none() || !is_alone);
+        // What a file says itself is what its tensors were read by. Beside it may be the config of another model.
+        let path = path.filter(|_| !self.describes_itself());
         let mut text = match &path {
             Some(path) => {
                 fs::read_to_string(path).map_err(|error| Error::Io { path: path.clone(), error })?
@@ -200,10 +199,18 @@ impl ConvertPlan {
         Ok(Value::from(object).to_string())
     }
 
-    /// Files that are copied: tokenizer, chat template, generation settings and the like.
+    /// Whether the source has a config in the file of its weights.
+    fn describes_itself(&self) -> bool {
+        matches!(self.source.kind(), CheckpointKind::Gguf | CheckpointKind::Slm1)
+    }
+
+    /// Files that are copied: tokenizer, chat template, generation settings and the like. Of the folder that a single file
+    /// happens to lie in, those that are read with it, and no others.
     pub(in crate::convert) fn copied_files(&self) -> Result<Vec<(String, PathBuf)>> {
         let (files, kind) = (self.source.sidecar_files().all()?.into_iter(), self.target.kind());
-        Ok(files.filter(|(name, _)| is_copied(name) && kind.copies(name)).collect())
+        let is_single_file = self.describes_itself() && self.source.path().is_file();
+        let belongs = |name: &str| !is_single_file || SidecarFiles::is_companion(name);
+        Ok(files.filter(|(name, _)| is_copied(name) && belongs(name) && kind.copies(name)).collect())
     }
 }
 

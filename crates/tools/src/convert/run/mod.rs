@@ -15,6 +15,7 @@ mod rows;
 mod shard_file;
 mod sidecars;
 mod source_digest;
+mod stored_files;
 mod unfinished;
 mod writer;
 

@@ -1,6 +1,7 @@
 //! The files beside the weights of an output.
 
 use super::blobs;
+use super::stored_files::stored_files;
 use crate::convert::plan::ConvertPlan;
 use crate::staging::{write_synced, MANIFEST};
 use candle_quant::{Error, Result};
@@ -50,6 +51,8 @@ pub(super) fn write_sidecars(plan: &ConvertPlan, folder: &Path) -> Result<()> {
 /// Where names meet, the later ones hold.
 fn sidecars(plan: &ConvertPlan) -> Result<BTreeMap<String, Sidecar>> {
     let mut files = BTreeMap::from([(TOKENIZER.to_owned(), Sidecar::StoredTokenizer)]);
+    let stored = stored_files(plan)?;
+    files.extend(stored.into_iter().map(|(name, text)| (name.to_owned(), Sidecar::Text(text))));
     files.extend(plan.config_json()?.map(|config| ("config.json".to_owned(), Sidecar::Text(config))));
     let texts = plan.target.kind().sidecars(&plan.files);
     files.extend(texts.into_iter().map(|(name, text)| (name.to_owned(), Sidecar::Text(text))));
