@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Runs the tests of the CPU backend with the NEON kernels; where the CPU is not an ARM one, under an emulator. Arguments
-# go to the tests.
+# Runs the tests of the CPU backend with the NEON kernels, or those that arguments name; where the CPU is not an ARM one,
+# under an emulator.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+tests=("${@:-backend::cpu}")
+
 if [ "$(uname -m)" = aarch64 ]; then
-  exec cargo test --release -p candle-quant --lib backend::cpu "$@"
+  exec cargo test --release -p candle-quant --lib -- "${tests[@]}"
 fi
 for tool in aarch64-linux-gnu-gcc aarch64-linux-gnu-g++ qemu-aarch64; do
   if ! command -v "$tool" >/dev/null; then
@@ -18,4 +20,4 @@ rustup target add "$target"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc CXX_aarch64_unknown_linux_gnu=aarch64-linux-gnu-g++
-cargo test --release --target "$target" -p candle-quant --lib backend::cpu "$@"
+cargo test --release --target "$target" -p candle-quant --lib -- "${tests[@]}"

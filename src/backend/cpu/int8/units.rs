@@ -3,6 +3,7 @@
 use super::codes::IntegerCodes;
 
 /// Limbs of a number that is as precise as an f32.
+#[cfg(target_arch = "x86_64")]
 pub(super) const LIMBS: usize = 3;
 
 /// Bits of a limb.
