@@ -24,8 +24,8 @@ use super::super::row_gemv::Fetch;
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::outliers::{most_by_columns, Found, Outliers};
-use super::tables::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, MXFP4, NVFP4};
-use crate::format::{Bits, IqTable};
+use super::tables::{kind_of, with_layout, MXFP4};
+use crate::format::Bits;
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 use unpack::{load_block, sums_in_16_bits};
@@ -140,17 +140,6 @@ impl Prepared {
     /// Dot products of rows of a weight with `x`, one for each sum.
     #[target_feature(enable = "avx2,fma,f16c")]
     fn dot_pass(&self, x: &XRow, of: (&PackedMatrix, usize), scaled: &Scaled, sums: &mut [f32]) {
-        let kind = match self.codes.kind {
-            // `codes_of` has no IQ4.
-            Kind::Uint(_) | Kind::Iq4 => AFFINE,
-            Kind::Mxfp4 => MXFP4,
-            Kind::Nvfp4 => NVFP4,
-            Kind::Iq(IqTable::Iq1S) => IQ1_S,
-            Kind::Iq(IqTable::Iq1M) => IQ1_M,
-            Kind::Iq(IqTable::Iq2) => IQ2,
-            Kind::Iq(IqTable::Iq3Xxs) => IQ3_XXS,
-            Kind::Iq(IqTable::Iq3S) => IQ3_S,
-        };
         /// The function for these bits, vectors and kind, with as many digits as x has.
         macro_rules! dot {
             ($bits:literal, $vectors:literal, $kind:ident) => {
@@ -162,28 +151,8 @@ impl Prepared {
                 }
             };
         }
-        match (x.geometry.bits, x.geometry.vectors, kind) {
-            (1, _, _) => dot!(1, 8, AFFINE),
-            (2, _, IQ1_S) => dot!(2, 4, IQ1_S),
-            (2, _, _) => dot!(2, 4, AFFINE),
-            (3, 1, IQ1_M) => dot!(3, 1, IQ1_M),
-            (3, _, IQ1_M) => dot!(3, 2, IQ1_M),
-            (3, 1, IQ2) => dot!(3, 1, IQ2),
-            (3, _, IQ2) => dot!(3, 2, IQ2),
-            (3, 1, _) => dot!(3, 1, AFFINE),
-            (3, _, _) => dot!(3, 2, AFFINE),
-            (4, _, MXFP4) => dot!(4, 2, MXFP4),
-            (4, _, NVFP4) => dot!(4, 2, NVFP4),
-            (4, _, IQ3_XXS) => dot!(4, 2, IQ3_XXS),
-            (4, _, IQ3_S) => dot!(4, 2, IQ3_S),
-            (4, _, _) => dot!(4, 2, AFFINE),
-            (5, 1, _) => dot!(5, 1, AFFINE),
-            (5, _, _) => dot!(5, 2, AFFINE),
-            (6, 1, _) => dot!(6, 1, AFFINE),
-            (6, _, _) => dot!(6, 2, AFFINE),
-            (_, 1, _) => dot!(8, 1, AFFINE),
-            _ => dot!(8, 2, AFFINE),
-        }
+        // `codes_of` has no IQ4.
+        with_layout!((x.geometry.bits, x.geometry.vectors, kind_of(self.codes.kind)), dot)
     }
 }
 

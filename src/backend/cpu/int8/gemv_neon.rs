@@ -18,10 +18,9 @@ use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::neon::{dot, NeonDotprod};
 use super::super::matrix::PackedMatrix;
 use super::super::tasks::Threads;
-use super::codes::{IntegerCodes, Kind};
+use super::codes::IntegerCodes;
 use super::outliers::{most_by_columns, Found, Outliers};
-use super::tables::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4};
-use crate::format::IqTable;
+use super::tables::{kind_of, with_layout, IQ4, MXFP4};
 use crate::QuantFormat;
 use std::arch::aarch64::*;
 use unpack::load_block;
@@ -113,17 +112,6 @@ impl Prepared {
     /// Dot products of rows of a weight with `x`, one for each sum.
     #[target_feature(enable = "neon,dotprod")]
     fn dot_pass(&self, x: &XRow, of: (&PackedMatrix, usize), scaled: &Scaled, sums: &mut [f32]) {
-        let kind = match self.codes.kind {
-            Kind::Uint(_) => AFFINE,
-            Kind::Mxfp4 => MXFP4,
-            Kind::Nvfp4 => NVFP4,
-            Kind::Iq4 => IQ4,
-            Kind::Iq(IqTable::Iq1S) => IQ1_S,
-            Kind::Iq(IqTable::Iq1M) => IQ1_M,
-            Kind::Iq(IqTable::Iq2) => IQ2,
-            Kind::Iq(IqTable::Iq3Xxs) => IQ3_XXS,
-            Kind::Iq(IqTable::Iq3S) => IQ3_S,
-        };
         /// The function for these bits, vectors and kind, with as many digits as x has.
         macro_rules! dot_rows {
             ($bits:literal, $vectors:literal, $kind:ident) => {
@@ -134,29 +122,8 @@ impl Prepared {
                 }
             };
         }
-        match (x.geometry.bits, x.geometry.vectors, kind) {
-            (1, _, _) => dot_rows!(1, 8, AFFINE),
-            (2, _, IQ1_S) => dot_rows!(2, 4, IQ1_S),
-            (2, _, _) => dot_rows!(2, 4, AFFINE),
-            (3, 1, IQ1_M) => dot_rows!(3, 1, IQ1_M),
-            (3, _, IQ1_M) => dot_rows!(3, 2, IQ1_M),
-            (3, 1, IQ2) => dot_rows!(3, 1, IQ2),
-            (3, _, IQ2) => dot_rows!(3, 2, IQ2),
-            (3, 1, _) => dot_rows!(3, 1, AFFINE),
-            (3, _, _) => dot_rows!(3, 2, AFFINE),
-            (4, _, MXFP4) => dot_rows!(4, 2, MXFP4),
-            (4, _, NVFP4) => dot_rows!(4, 2, NVFP4),
-            (4, _, IQ4) => dot_rows!(4, 2, IQ4),
-            (4, _, IQ3_XXS) => dot_rows!(4, 2, IQ3_XXS),
-            (4, _, IQ3_S) => dot_rows!(4, 2, IQ3_S),
-            (4, _, _) => dot_rows!(4, 2, AFFINE),
-            (5, 1, _) => dot_rows!(5, 1, AFFINE),
-            (5, _, _) => dot_rows!(5, 2, AFFINE),
-            (6, 1, _) => dot_rows!(6, 1, AFFINE),
-            (6, _, _) => dot_rows!(6, 2, AFFINE),
-            (_, 1, _) => dot_rows!(8, 1, AFFINE),
-            _ => dot_rows!(8, 2, AFFINE),
-        }
+        let layout = (x.geometry.bits, x.geometry.vectors, kind_of(self.codes.kind));
+        with_layout!(layout, dot_rows, (4, _, IQ4) => dot_rows!(4, 2, IQ4))
     }
 }
 

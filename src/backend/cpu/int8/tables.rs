@@ -1,5 +1,6 @@
 //! Kinds of codes that are looked up, and the integers that they become.
 
+use super::codes::Kind;
 use crate::format::{self, IqTable};
 
 /// What codes and scales are: the parameter `KIND` of kernels and of what unpacks codes for them.
@@ -12,6 +13,55 @@ pub(super) const IQ3_S: u8 = 5;
 pub(super) const IQ2: u8 = 6;
 pub(super) const IQ1_M: u8 = 7;
 pub(super) const IQ1_S: u8 = 8;
+
+/// That of codes.
+pub(super) const fn kind_of(kind: Kind) -> u8 {
+    match kind {
+        Kind::Uint(_) => AFFINE,
+        Kind::Mxfp4 => MXFP4,
+        Kind::Nvfp4 => NVFP4,
+        Kind::Iq4 => IQ4,
+        Kind::Iq(IqTable::Iq1S) => IQ1_S,
+        Kind::Iq(IqTable::Iq1M) => IQ1_M,
+        Kind::Iq(IqTable::Iq2) => IQ2,
+        Kind::Iq(IqTable::Iq3Xxs) => IQ3_XXS,
+        Kind::Iq(IqTable::Iq3S) => IQ3_S,
+    }
+}
+
+/// What `$call!` makes of the width of codes, the vectors of a block and the kind, as constants: for kernels that read 1, 2 and 4 bits by
+/// shifts, of one load, and all others in their order, one or two vectors at a time. `$more` arms come first.
+macro_rules! with_layout {
+    ($of:expr, $call:ident $(, $more:pat => $result:expr)?) => {{
+        use $crate::backend::cpu::int8::tables::{
+            AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, MXFP4, NVFP4,
+        };
+        match $of {
+            $($more => $result,)?
+            (1, _, _) => $call!(1, 8, AFFINE),
+            (2, _, IQ1_S) => $call!(2, 4, IQ1_S),
+            (2, _, _) => $call!(2, 4, AFFINE),
+            (3, 1, IQ1_M) => $call!(3, 1, IQ1_M),
+            (3, _, IQ1_M) => $call!(3, 2, IQ1_M),
+            (3, 1, IQ2) => $call!(3, 1, IQ2),
+            (3, _, IQ2) => $call!(3, 2, IQ2),
+            (3, 1, _) => $call!(3, 1, AFFINE),
+            (3, _, _) => $call!(3, 2, AFFINE),
+            (4, _, MXFP4) => $call!(4, 2, MXFP4),
+            (4, _, NVFP4) => $call!(4, 2, NVFP4),
+            (4, _, IQ3_XXS) => $call!(4, 2, IQ3_XXS),
+            (4, _, IQ3_S) => $call!(4, 2, IQ3_S),
+            (4, _, _) => $call!(4, 2, AFFINE),
+            (5, 1, _) => $call!(5, 1, AFFINE),
+            (5, _, _) => $call!(5, 2, AFFINE),
+            (6, 1, _) => $call!(6, 1, AFFINE),
+            (6, _, _) => $call!(6, 2, AFFINE),
+            (_, 1, _) => $call!(8, 1, AFFINE),
+            _ => $call!(8, 2, AFFINE),
+        }
+    }};
+}
+pub(super) use with_layout;
 
 /// The elements of codes that are looked up, what their integers are relative to, and how many integers one is.
 const fn elements(kind: u8) -> (&'static [f32; 16], i32, f32) {
