@@ -17,8 +17,9 @@ pub struct StoredTokenizer {
     pub path: PathBuf,
     /// The metadata of a GGUF file that describe it, checked: candle builds it from them.
     pub metadata: HashMap<String, gguf_file::Value>,
-    /// Whether candle would put a space before the text that the tokenizer does not have.
-    pub without_prefix_space: bool,
+    /// Regular expressions that text is cut by before it is encoded, in place of what candle has for it: one after the other, each match
+    /// is a piece, and so is what lies between.
+    pub patterns: &'static [&'static str],
     /// The tokens that have a purpose, by the names that Hugging Face has for it, such as `bos_token`.
     pub special_tokens: BTreeMap<String, String>,
 }

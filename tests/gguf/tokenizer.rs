@@ -8,7 +8,7 @@ use candle_quant_models::generate::load_tokenizer;
 use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
 use serde_json::Value;
 use std::fs;
-use tokenizers::Tokenizer;
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer};
 
 /// The `tokenizer.json` of the bundled model: byte-level BPE, cut as GPT-2 does.
 fn original() -> (Tokenizer, Value) {
@@ -80,6 +80,35 @@ fn it_encodes_as_the_original() {
     assert_eq!(built.decode(&ids, true).unwrap(), original.decode(&ids, true).unwrap());
 }
 
+/// The pieces that a text is cut into, with letters for bytes.
+fn pieces(tokenizer: &Tokenizer, text: &str) -> Vec<String> {
+    let mut cut = PreTokenizedString::from(text);
+    tokenizer.get_pre_tokenizer().unwrap().pre_tokenize(&mut cut).unwrap();
+    let splits = cut.get_splits(OffsetReferential::Original, OffsetType::Byte);
+    splits.into_iter().map(|(piece, ..)| piece.to_owned()).collect()
+}
+
+/// Of every name that is known (`tests/peers/llama_cpp_pieces.py`).
+#[test]
+fn text_is_cut_as_llama_cpp_does() {
+    let fixture: Value = serde_json::from_str(include_str!("../fixtures/gguf/pieces.json")).unwrap();
+    let text = fixture["text"].as_str().unwrap();
+    for (pre, expected) in fixture["pieces"].as_object().unwrap() {
+        let expected: Vec<&str> =
+            expected.as_array().unwrap().iter().map(|piece| piece.as_str().unwrap()).collect();
+        assert_eq!(pieces(&tokenizer(&file(pre)).unwrap(), text), expected, "{pre}");
+    }
+}
+
+/// As the published patterns of GPT-4o say, and llama.cpp does not.
+#[test]
+fn marks_stay_with_their_letters() {
+    for pre in ["gpt-4o", "tekken", "deepseek-v3", "qwen35"] {
+        let built = tokenizer(&file(pre)).unwrap();
+        assert_eq!(pieces(&built, "देवनागरी देव").len(), 2, "{pre}");
+    }
+}
+
 /// What llama.cpp adds to this kind: a token in front, and whole words before merges.
 #[test]
 fn that_of_llama_3_starts_with_its_token() {
@@ -102,7 +131,7 @@ fn a_tokenizer_file_beside_the_weights_wins() {
 fn what_can_not_be_built_is_named() {
     let beside = "put the tokenizer.json of the original model beside the file";
     let pre = |pre: &str| tokenizer(&file(pre));
-    rejected(pre("smollm"), &["model.gguf", "the pre-tokenizer `smollm`", beside]);
+    rejected(pre("kimi-k2"), &["model.gguf", "the pre-tokenizer `kimi-k2`", beside]);
     let with = |key: &str, kind, bytes| {
         let mut file = file("gpt-2");
         file.values.retain(|(name, _, _)| name != format!("tokenizer.ggml.{key}").as_bytes());

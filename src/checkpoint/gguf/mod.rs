@@ -18,6 +18,7 @@ mod form;
 mod header;
 mod metadata;
 mod names;
+mod pre_tokenizer;
 mod rope;
 mod rules;
 mod split;

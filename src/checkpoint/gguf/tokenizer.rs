@@ -2,6 +2,7 @@
 
 use super::chat::special_tokens;
 use super::metadata::{Metadata, Value};
+use super::pre_tokenizer::PreTokenizer;
 use crate::checkpoint::tokenizer::{StoredTokenizer, REMEDY};
 use crate::{Error, Result};
 use candle_core::quantized::gguf_file;
@@ -27,14 +28,6 @@ const KEYS: [&str; 13] = [
 /// More tokens, their types and merges than this are refused. The largest vocabularies have half as many.
 const MAX_ELEMENTS: usize = 1 << 21;
 
-/// How text is cut before it is encoded, by the names that converters use.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pre {
-    Gpt2,
-    Qwen2,
-    Llama3,
-}
-
 /// The tokenizer that `metadata` describes; `None` if it has none.
 ///
 /// # Errors
@@ -48,10 +41,8 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredTokenizer>> {
     }
     // candle takes a kind that it does not know for GPT-2's, which gives other tokens without a word.
     let pre = match metadata.text("tokenizer.ggml.pre")? {
-        Some("gpt-2" | "gpt2") => Pre::Gpt2,
-        Some("qwen2" | "deepseek-r1-qwen") => Pre::Qwen2,
-        Some("llama-bpe" | "llama3" | "llama-v3") => Pre::Llama3,
-        Some(other) => return Err(unsupported(metadata, &format!("the pre-tokenizer `{other}`"))),
+        Some(name) => PreTokenizer::of(name)
+            .ok_or_else(|| unsupported(metadata, &format!("the pre-tokenizer `{name}`")))?,
         None => return Err(unsupported(metadata, "a tokenizer without a named pre-tokenizer")),
     };
     let mut values = HashMap::new();
@@ -73,22 +64,14 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredTokenizer>> {
             values.insert(key, value);
         }
     }
-    let name = match pre {
-        Pre::Gpt2 => "gpt2",
-        Pre::Qwen2 => "qwen2",
-        Pre::Llama3 => "llama3",
-    };
-    values.insert("tokenizer.ggml.pre".into(), gguf_file::Value::String(name.into()));
-    if pre == Pre::Llama3 {
-        // What llama.cpp assumes of this kind where the file says nothing.
-        for key in ["ignore_merges", "add_bos_token"] {
-            values.entry(format!("tokenizer.ggml.{key}")).or_insert(gguf_file::Value::Bool(true));
-        }
+    values.insert("tokenizer.ggml.pre".into(), gguf_file::Value::String(pre.pipeline.into()));
+    for key in pre.assumed {
+        values.entry(format!("tokenizer.ggml.{key}")).or_insert(gguf_file::Value::Bool(true));
     }
     Ok(Some(StoredTokenizer {
         path: metadata.path.to_path_buf(),
         metadata: values,
-        without_prefix_space: pre == Pre::Gpt2,
+        patterns: pre.patterns,
         special_tokens: special_tokens(metadata)?,
     }))
 }
