@@ -109,14 +109,38 @@ fn marks_stay_with_their_letters() {
     }
 }
 
-/// What llama.cpp adds to this kind: a token in front, and whole words before merges.
+/// What llama.cpp adds to these kinds: a token in front, and whole words before merges.
 #[test]
-fn that_of_llama_3_starts_with_its_token() {
-    let llama3 = tokenizer(&file("llama-bpe")).unwrap();
+fn some_start_with_their_token() {
     let plain = encode(&tokenizer(&file("gpt-2")).unwrap(), "once");
-    assert_eq!(encode(&llama3, "once"), [&[0], &plain[..]].concat());
-    let without = tokenizer(&file("llama-bpe").bool("tokenizer.ggml.add_bos_token", 0)).unwrap();
-    assert_eq!(encode(&without, "once"), plain);
+    for pre in ["llama-bpe", "tekken"] {
+        let built = tokenizer(&file(pre)).unwrap();
+        assert_eq!(encode(&built, "once"), [&[0], &plain[..]].concat(), "{pre}");
+        let without = tokenizer(&file(pre).bool("tokenizer.ggml.add_bos_token", 0)).unwrap();
+        assert_eq!(encode(&without, "once"), plain, "{pre}");
+    }
+    for pre in ["glm4", "gpt-4o", "deepseek-v3", "smollm", "qwen35", "command-r"] {
+        assert_eq!(encode(&tokenizer(&file(pre)).unwrap(), "once"), plain, "{pre}");
+    }
+}
+
+/// Those of Qwen and Cohere, as transformers builds them; others leave text as it is.
+#[test]
+fn some_compose_characters() {
+    let [composed, apart] = ["caf\u{e9}", "cafe\u{301}"];
+    for (pre, composes) in [
+        ("qwen2", true),
+        ("qwen35", true),
+        ("command-r", true),
+        ("gpt-2", false),
+        ("llama-bpe", false),
+        ("gpt-4o", false),
+        ("tekken", false),
+        ("deepseek-v3", false),
+    ] {
+        let built = tokenizer(&file(pre)).unwrap();
+        assert_eq!(encode(&built, composed) == encode(&built, apart), composes, "{pre}");
+    }
 }
 
 #[test]

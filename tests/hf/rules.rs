@@ -107,8 +107,14 @@ fn transforms_of_activations_are_refused() {
     for none in [json!({}), json!(null), json!({"config_groups": {}})] {
         assert!(weight(&changed("pack-quantized", &json!({"transform_config": none})), &entries).is_ok());
     }
-    let wrong = changed("pack-quantized", &json!({"transform_config": {"config_groups": {"R": {}}}}));
-    rejected(weight(&wrong, &entries), &["config.json", "`transform_config.config_groups.R`"]);
+    for (wrong, told) in [
+        (json!({"config_groups": {"R": {}}}), "`transform_config.config_groups.R`"),
+        (json!({"config_groups": [{"apply": []}]}), "`transform_config.config_groups` is no object"),
+        (json!([]), "`transform_config` is no object"),
+    ] {
+        let wrong = changed("pack-quantized", &json!({"transform_config": wrong}));
+        rejected(weight(&wrong, &entries), &["config.json", told]);
+    }
 }
 
 #[test]

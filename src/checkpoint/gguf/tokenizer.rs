@@ -39,7 +39,6 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredTokenizer>> {
     if model != "gpt2" {
         return Err(unsupported(metadata, &format!("a tokenizer of model `{model}`")));
     }
-    // candle takes a kind that it does not know for GPT-2's, which gives other tokens without a word.
     let pre = match metadata.text("tokenizer.ggml.pre")? {
         Some(name) => PreTokenizer::of(name)
             .ok_or_else(|| unsupported(metadata, &format!("the pre-tokenizer `{name}`")))?,

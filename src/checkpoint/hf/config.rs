@@ -190,8 +190,17 @@ impl Source {
     /// Refuses rotations of what layers are given or give, which weights alone don't undo. Queries and keys that are rotated
     /// alike have the same products.
     fn check_transforms(&self, object: &Object) -> Result<()> {
-        let groups = object.get("transform_config").and_then(|transforms| transforms.get("config_groups"));
-        for (name, group) in groups.and_then(Value::as_object).into_iter().flatten() {
+        let groups = match object.get("transform_config") {
+            None | Some(Value::Null) => None,
+            Some(Value::Object(transforms)) => transforms.get("config_groups"),
+            Some(_) => return Err(self.wrong("`transform_config` is no object".into())),
+        };
+        let groups = match groups {
+            None | Some(Value::Null) => return Ok(()),
+            Some(Value::Object(groups)) => groups,
+            Some(_) => return Err(self.wrong("`transform_config.config_groups` is no object".into())),
+        };
+        for (name, group) in groups {
             let Some(Value::Array(applied)) = group.get("apply") else {
                 let problem =
                     format!("`transform_config.config_groups.{name}` does not say where it applies");
