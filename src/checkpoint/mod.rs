@@ -74,7 +74,7 @@ pub use file::reads;
 #[doc(hidden)]
 pub use file::with_masked_literals;
 pub use file::{Budget, Digest, GgmlKernels, OpenOptions, Reads};
-pub use gguf::{module_of_gguf, GgufForm, GgufKey, GgufKind, GgufValue, HeadRows};
+pub use gguf::{gguf_pre_tokenizer, module_of_gguf, GgufForm, GgufKey, GgufKind, GgufValue, HeadRows};
 pub use hub::{CachedModel, HubCache, HubEvent, HubOptions, HubProgress, Name as HubName};
 pub use kind::{CheckpointKind, QuantMethod};
 pub use locate::locate;

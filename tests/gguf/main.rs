@@ -18,6 +18,7 @@ mod mutations;
 mod parts;
 mod random_blocks;
 mod rules;
+mod sentencepiece;
 mod source;
 mod tokenizer;
 mod values;

@@ -124,6 +124,30 @@ fn some_start_with_their_token() {
     }
 }
 
+/// They are part of what a model says: `<think>` of Qwen 3 is one. Special ones are left out of texts.
+#[test]
+fn tokens_that_a_text_may_have_are_shown() {
+    let mut file = file("qwen2");
+    for (key, _, values) in &mut file.values {
+        if key == b"tokenizer.ggml.token_type" {
+            // Behind the type and the count: the second and third token.
+            let last = values.len();
+            let types: Vec<u8> = [3i32, 4, 5].iter().flat_map(|kind| kind.to_le_bytes()).collect();
+            let start = 12;
+            assert!(last > start + types.len());
+            values[start..start + types.len()].copy_from_slice(&types);
+        }
+    }
+    let built = tokenizer(&file).unwrap();
+    let (_, json) = original();
+    let text =
+        |id| json["model"]["vocab"].as_object().unwrap().iter().find(|(_, at)| **at == id).unwrap().0.clone();
+    let (shown, unused) = (text(1), text(2));
+    assert_eq!(built.decode(&[0, 1, 2], true).unwrap(), shown);
+    assert_eq!(built.decode(&[0, 1, 2], false).unwrap(), format!("{}{shown}{unused}", text(0)));
+    assert_eq!(encode(&built, &shown), [1]);
+}
+
 /// Those of Qwen and Cohere, as transformers builds them; others leave text as it is.
 #[test]
 fn some_compose_characters() {
@@ -162,7 +186,7 @@ fn what_can_not_be_built_is_named() {
         tokenizer(&file.value(&format!("tokenizer.ggml.{key}"), kind, bytes))
     };
     let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
-    rejected(with("model", 8, text("llama")), &["a tokenizer of model `llama`", beside]);
+    rejected(with("model", 8, text("bert")), &["a tokenizer of model `bert`", beside]);
     rejected(with("model", U32, vec![0; 4]), &["`tokenizer.ggml.model` is 0", "a string"]);
     rejected(with("tokens", 6, vec![0; 4]), &["`tokenizer.ggml.tokens` is of another type"]);
     rejected(with("tokens", U32, vec![0; 4]), &["the tokenizer in it is damaged", beside]);

@@ -288,9 +288,8 @@ fn awq_gemm_has_groups_of_any_size() {
         };
         let format = format!("affine 4-bit g{group_size}");
         check(&quantization, &entries, &format, &[n, k], |row, k| {
-            let scale = scales[k / stored * n + row];
-            let bias = f16::from_f64(-(code(&entries[1].3, k / stored, row) * scale)).to_f64();
-            f64::from((code(&entries[0].3, k, row) * scale) as f32) + bias
+            (code(&entries[0].3, k, row) - code(&entries[1].3, k / stored, row))
+                * scales[k / stored * n + row]
         });
         quantization["zero_point"] = json!(false);
         let format = format!("symmetric 4-bit g{group_size}");

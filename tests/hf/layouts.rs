@@ -293,9 +293,7 @@ fn awq_columns_are_in_another_order() {
         f64::from(nibble(words, row * n + column / 8 * 8 + place))
     };
     check(&quantization, &entries, "affine 4-bit g32", &[n, k], |row, k| {
-        let scale = scales[k / 32 * n + row].to_f64();
-        let bias = f16::from_f64(-(code(&entries[1].3, k / 32, row) * scale)).to_f64();
-        f64::from((code(&entries[0].3, k, row) * scale) as f32) + bias
+        (code(&entries[0].3, k, row) - code(&entries[1].3, k / 32, row)) * scales[k / 32 * n + row].to_f64()
     });
     // Without zeros 8 stands for nothing.
     let symmetric = json!({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": false});

@@ -124,10 +124,7 @@ def awq(kind, group_size):
 
 
 def awq_rows(module, weight):
-    """By AutoAWQ with a group for each row: its layer takes -1, its packer only what that means.
-
-    Decoded by it from scales in f32, but for the products of scales and zeros, which mlx-lm rounds when it imports them.
-    """
+    """By AutoAWQ with a group for each row: its layer takes -1, its packer only what that means. Decoded by it from scales in f32."""
     if module.endswith("v_proj"):
         return None
     scales, zeros, rounded = parameters(weight, 4, weight.shape[1], False)
@@ -135,7 +132,7 @@ def awq_rows(module, weight):
     layer = WQLinear_GEMM.from_linear(linear_of(rounded), 4, weight.shape[1], **transposed)
     parts = {"qweight": layer.qweight, "qzeros": layer.qzeros, "scales": layer.scales}
     exact = dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, layer.group_size).t()
-    return parts, exact + zeros * scales - (zeros * scales).half().float()
+    return parts, exact
 
 
 def awq_config(group_size, version):

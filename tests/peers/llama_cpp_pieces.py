@@ -20,6 +20,7 @@ NAMES = {
     "gpt-2": "GPT2", "smollm": "SMOLLM", "starcoder": "STARCODER", "refact": "REFACT", "command-r": "COMMAND_R",
     "qwen2": "QWEN2", "qwen35": "QWEN35", "llama-bpe": "LLAMA3", "chatglm-bpe": "CHATGLM4", "glm4": "CHATGLM4",
     "gpt-4o": "GPT4O", "llama4": "GPT4O", "tekken": "TEKKEN", "deepseek-v3": "DEEPSEEK3_LLM",
+    "deepseek-llm": "DEEPSEEK_LLM", "deepseek-coder": "DEEPSEEK_CODER",
 }
 TEXT = (
     "Hello'Ve world 1234567 at 12:30,  it's WE'RE HelloWorld iPhone\n\n  foo\tbar\r\n"

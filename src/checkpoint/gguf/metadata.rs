@@ -19,6 +19,7 @@ pub(super) enum Value {
 pub(super) struct Type(pub u32);
 
 impl Type {
+    pub const FLOAT: Self = Self(6);
     pub const BOOL: Self = Self(7);
     pub const TEXT: Self = Self(8);
     pub const ARRAY: Self = Self(9);
@@ -97,9 +98,14 @@ impl Array {
             _ => None,
         }))
     }
-}
 
-impl Array {
+    /// The numbers of 32 bits; `None` if it holds something else.
+    pub fn floats(&self) -> Option<impl Iterator<Item = f32> + '_> {
+        (self.item == Type::FLOAT).then(|| {
+            self.bytes.chunks_exact(4).filter_map(|bytes| bytes.try_into().ok().map(f32::from_le_bytes))
+        })
+    }
+
     /// Yes or no of each element; `None` if it holds something else.
     pub fn flags(&self) -> Option<impl Iterator<Item = bool> + '_> {
         let size = self.item.size().filter(|_| self.item == Type::BOOL || self.item.is_integer())?;

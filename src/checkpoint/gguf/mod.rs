@@ -26,6 +26,7 @@ mod tokenizer;
 mod value;
 
 pub use form::{GgufForm, GgufKey, GgufKind, HeadRows};
+pub use pre_tokenizer::gguf_pre_tokenizer;
 pub use value::GgufValue;
 
 pub(super) use header::MAGIC;

@@ -6,8 +6,8 @@
 /// What a name means.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PreTokenizer {
-    /// What candle calls one with this normalizer and decoder.
-    pub(super) pipeline: &'static str,
+    /// Whether characters are composed before (NFC).
+    composes: bool,
     /// The patterns that text is cut by, one after the other; each match is a piece, and so is what lies between.
     pub(super) patterns: &'static [&'static str],
     /// The flags that llama.cpp assumes of this kind where the file says nothing.
@@ -37,27 +37,80 @@ const DEEPSEEK_V3: [&str; 3] = [
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
 ];
+const DEEPSEEK_LLM: [&str; 6] = [
+    "[\r\n]",
+    // Letters of scripts with two cases: Latin, Greek, Cyrillic, Armenian, Georgian, Cherokee, Glagolitic, Deseret ...
+    LETTERS_WITH_CASE,
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    CJK,
+    r"\p{N}+",
+];
+const DEEPSEEK_CODER: [&str; 5] = ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, DIGIT];
+const CJK: &str = "[一-龥ࠀ-一가-\u{d7ff}]+";
+const LETTERS_WITH_CASE: &str = concat!(
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽ",
+    r"ᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴ",
+    r"ῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗ",
+    r"Ａ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+);
+
+const IGNORES_MERGES: &str = "ignore_merges";
+
+/// Names, of which the first is written, whether characters are composed, patterns, and flags.
+type Kind = (&'static [&'static str], bool, &'static [&'static str], &'static [&'static str]);
+const KINDS: [Kind; 14] = [
+    (&["gpt-2", "gpt2"], false, &[GPT2], &[]),
+    (&["smollm", "starcoder", "refact"], false, &[DIGIT, GPT2], &[]),
+    (&["command-r"], true, &[DIGIT, GPT2], &[]),
+    (&["qwen2", "deepseek-r1-qwen"], true, &[QWEN2], &[]),
+    (&["qwen35"], true, &[QWEN35], &[]),
+    (&["llama-bpe", "llama3", "llama-v3"], false, &[LLAMA3], &[IGNORES_MERGES, "add_bos_token"]),
+    (&["chatglm-bpe"], false, &[LLAMA3], &[]),
+    (&["glm4"], false, &[LLAMA3], &[IGNORES_MERGES]),
+    (&["gpt-4o"], false, &[GPT4O], &[]),
+    (&["llama4"], false, &[GPT4O], &[]),
+    (&["tekken"], false, &[TEKKEN], &[IGNORES_MERGES, "add_bos_token"]),
+    (&["deepseek-llm"], false, &DEEPSEEK_LLM, &[]),
+    (&["deepseek-coder"], false, &DEEPSEEK_CODER, &[]),
+    (&["deepseek-v3"], false, &DEEPSEEK_V3, &[]),
+];
+
+/// llama.cpp's name of what cuts text by these regular expressions, one after the other: `None` if it has none that is known here.
+///
+/// `composes` says whether characters are composed before (NFC), which llama.cpp leaves out; `ignores_merges`, whether a piece that
+/// is a token stays one, of which the name tells llama.cpp. A name that says otherwise is taken where there is no better one.
+#[must_use]
+pub fn gguf_pre_tokenizer(
+    patterns: &[impl AsRef<str>],
+    composes: bool,
+    ignores_merges: bool,
+) -> Option<&'static str> {
+    let same = |known: &[&str]| known.iter().copied().eq(patterns.iter().map(AsRef::as_ref));
+    let fitting = KINDS.iter().filter(|(_, composing, known, _)| same(known) && (*composing || !composes));
+    let best = fitting.min_by_key(|(_, composing, _, assumed)| {
+        (*composing != composes, assumed.contains(&IGNORES_MERGES) != ignores_merges)
+    });
+    best.and_then(|(names, ..)| names.first().copied())
+}
 
 impl PreTokenizer {
+    /// Tokenizers of sentencepiece cut nothing.
+    pub(super) const SENTENCEPIECE: Self =
+        Self { composes: false, patterns: &[], assumed: &["add_bos_token", "add_space_prefix"] };
+
     /// `None` for a name that is not known: candle would take it for GPT-2's, which gives other tokens without a word.
     pub(super) fn of(name: &str) -> Option<Self> {
-        /// What candle calls one that composes characters (NFC), and one that does not.
-        const COMPOSING: &str = "qwen2";
-        const PLAIN: &str = "gpt2";
-        let (pipeline, patterns, assumed): (_, &[&str], &[&str]) = match name {
-            "gpt-2" | "gpt2" => (PLAIN, &[GPT2], &[]),
-            "smollm" | "starcoder" | "refact" => (PLAIN, &[DIGIT, GPT2], &[]),
-            "command-r" => (COMPOSING, &[DIGIT, GPT2], &[]),
-            "qwen2" | "deepseek-r1-qwen" => (COMPOSING, &[QWEN2], &[]),
-            "qwen35" => (COMPOSING, &[QWEN35], &[]),
-            "llama-bpe" | "llama3" | "llama-v3" => (PLAIN, &[LLAMA3], &["ignore_merges", "add_bos_token"]),
-            "chatglm-bpe" => (PLAIN, &[LLAMA3], &[]),
-            "glm4" => (PLAIN, &[LLAMA3], &["ignore_merges"]),
-            "gpt-4o" | "llama4" => (PLAIN, &[GPT4O], &[]),
-            "tekken" => (PLAIN, &[TEKKEN], &["ignore_merges", "add_bos_token"]),
-            "deepseek-v3" => (PLAIN, &DEEPSEEK_V3, &[]),
-            _ => return None,
-        };
-        Some(Self { pipeline, patterns, assumed })
+        let kind = KINDS.iter().find(|(names, ..)| names.contains(&name));
+        kind.map(|&(_, composes, patterns, assumed)| Self { composes, patterns, assumed })
+    }
+
+    /// What candle calls one with this normalizer and decoder.
+    pub(super) fn pipeline(self) -> &'static str {
+        if self.composes {
+            "qwen2"
+        } else {
+            "gpt2"
+        }
     }
 }

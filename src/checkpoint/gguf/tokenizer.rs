@@ -8,12 +8,14 @@ use crate::{Error, Result};
 use candle_core::quantized::gguf_file;
 use std::collections::HashMap;
 
-/// The keys that candle reads.
-const KEYS: [&str; 13] = [
+/// The keys that a tokenizer is built from.
+const KEYS: [&str; 16] = [
     "model",
     "tokens",
     "merges",
+    "scores",
     "token_type",
+    "add_space_prefix",
     "byte_fallback",
     "ignore_merges",
     "add_bos_token",
@@ -23,6 +25,7 @@ const KEYS: [&str; 13] = [
     "pad_token_id",
     "sep_token_id",
     "unk_token_id",
+    "unknown_token_id",
 ];
 
 /// More tokens, their types and merges than this are refused. The largest vocabularies have half as many.
@@ -36,13 +39,12 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredTokenizer>> {
     let Some(model) = metadata.text("tokenizer.ggml.model")? else {
         return Ok(None);
     };
-    if model != "gpt2" {
-        return Err(unsupported(metadata, &format!("a tokenizer of model `{model}`")));
-    }
-    let pre = match metadata.text("tokenizer.ggml.pre")? {
-        Some(name) => PreTokenizer::of(name)
+    let pre = match (model, metadata.text("tokenizer.ggml.pre")?) {
+        ("gpt2", Some(name)) => PreTokenizer::of(name)
             .ok_or_else(|| unsupported(metadata, &format!("the pre-tokenizer `{name}`")))?,
-        None => return Err(unsupported(metadata, "a tokenizer without a named pre-tokenizer")),
+        ("gpt2", None) => return Err(unsupported(metadata, "a tokenizer without a named pre-tokenizer")),
+        ("llama", _) => PreTokenizer::SENTENCEPIECE,
+        _ => return Err(unsupported(metadata, &format!("a tokenizer of model `{model}`"))),
     };
     let mut values = HashMap::new();
     let mut elements = 0;
@@ -63,9 +65,12 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredTokenizer>> {
             values.insert(key, value);
         }
     }
-    values.insert("tokenizer.ggml.pre".into(), gguf_file::Value::String(pre.pipeline.into()));
+    values.insert("tokenizer.ggml.pre".into(), gguf_file::Value::String(pre.pipeline().into()));
     for key in pre.assumed {
         values.entry(format!("tokenizer.ggml.{key}")).or_insert(gguf_file::Value::Bool(true));
+    }
+    if let Some(name) = metadata.text("general.name")? {
+        values.insert("general.name".into(), gguf_file::Value::String(name.into()));
     }
     Ok(Some(StoredTokenizer {
         path: metadata.path.to_path_buf(),
@@ -87,9 +92,10 @@ fn convert(value: &Value) -> Option<gguf_file::Value> {
         Value::Bool(value) => Candle::Bool(*value),
         Value::Text(text) => Candle::String(text.clone()),
         Value::Float(_) => return None,
-        Value::Array(array) => Candle::Array(match array.texts() {
-            Some(texts) => texts.into_iter().map(|text| Candle::String(text.to_owned())).collect(),
-            None => array.integers()?.map(id).collect::<Option<_>>()?,
+        Value::Array(array) => Candle::Array(match (array.texts(), array.floats()) {
+            (Some(texts), _) => texts.into_iter().map(|text| Candle::String(text.to_owned())).collect(),
+            (None, Some(numbers)) => numbers.map(Candle::F32).collect(),
+            (None, None) => array.integers()?.map(id).collect::<Option<_>>()?,
         }),
     })
 }

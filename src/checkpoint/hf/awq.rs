@@ -2,9 +2,9 @@
 //! with `w = (q - zero) * scale`.
 //!
 //! As `WQLinear_GEMM` writes it and awq/utils/packing_utils.py reads it (casper-hansen/AutoAWQ): the nibbles
-//! of a word, lowest first, are the columns 0, 2, 4, 6, 1, 3, 5, 7 of its eight. Biases are `-(zero * scale)`,
-//! rounded to the dtype of the scales as mlx-lm rounds them (`_transform_awq_weights` in mlx_lm/utils.py). Groups may be
-//! larger than those here, up to all of K: their scales and biases are repeated.
+//! of a word, lowest first, are the columns 0, 2, 4, 6, 1, 3, 5, 7 of its eight. Biases are `-(zero * scale)` in F32, which is exact
+//! (mlx-lm's import rounds them to the dtype of the scales). Groups may be larger than those here, up to all of K: their scales
+//! and biases are repeated.
 
 use super::awq_gemv;
 use super::config::{AwqConfig, AwqVersion};
@@ -86,11 +86,10 @@ struct AwqGemm {
 }
 
 impl Layout for AwqGemm {
-    /// Biases have the dtype of the scales, as mlx-lm's have.
     fn mlx_form(&self) -> Result<MlxForm> {
         match (&self.qzeros, self.format.element().uint()) {
             (None, Some(bits)) => MlxForm::of_symmetric(&self.scales, bits),
-            _ => Ok(candle_dtype(self.scales.dtype()).map_or(MlxForm::ROUNDED, MlxForm::Rearranged)),
+            _ => Ok(MlxForm::of_zeros(&self.scales)),
         }
     }
 
@@ -99,11 +98,16 @@ impl Layout for AwqGemm {
         self.qweight.size_in_bytes() + zeros + self.scales.size_in_bytes()
     }
 
-    /// Biases take as much as scales; beside 16-bit scales those of symmetric codes are written out.
+    /// Biases take F32; beside 16-bit scales those of symmetric codes are written out.
     fn loaded_bytes(&self) -> u64 {
         let dtype = candle_dtype(self.scales.dtype()).unwrap_or(DType::F32);
         let format = if dtype == DType::F32 { self.format } else { self.format.with_biases() };
-        format.size_in_bytes((self.packed * COLUMNS * self.k) as u64, dtype)
+        let elements = (self.packed * COLUMNS * self.k) as u64;
+        let wider = match self.qzeros {
+            Some(_) => elements / self.format.group_size() as u64 * (4 - dtype.size_in_bytes() as u64),
+            None => 0,
+        };
+        format.size_in_bytes(elements, dtype) + wider
     }
 
     fn load(&self, device: &Device) -> Result<QuantTensor> {
@@ -119,7 +123,7 @@ impl Layout for AwqGemm {
             Some(zeros) => {
                 let zeros = Tensor::from_vec(columns(&zeros.read::<u32>()?), (groups, n), &Device::Cpu)?;
                 let biases = (zeros.t()? * scales.to_dtype(DType::F32)?)?.neg()?;
-                Some(spread(&biases.to_dtype(scales.dtype())?)?)
+                Some(spread(&biases)?)
             }
         };
         QuantTensor::new(self.format, codes, spread(&scales)?, biases, None)

@@ -193,7 +193,6 @@ impl Integers {
 }
 
 impl Layout for Integers {
-    /// Biases that are wider than their scales have no place in MLX.
     fn mlx_form(&self) -> Result<MlxForm> {
         match (&self.zeros, self.format.element().uint()) {
             (None, _) if self.multiplier.is_some() => Ok(MlxForm::WithoutBiases(DType::F32)),
@@ -201,7 +200,8 @@ impl Layout for Integers {
             (Some(_), _) if self.narrow_biases => {
                 Ok(candle_dtype(self.scales.dtype()).map_or(MlxForm::ROUNDED, MlxForm::Rearranged))
             }
-            _ => Ok(MlxForm::ROUNDED),
+            (Some(_), _) => Ok(MlxForm::of_zeros(&self.scales)),
+            (None, None) => Ok(MlxForm::ROUNDED),
         }
     }
 

@@ -28,6 +28,15 @@ impl MlxForm {
     pub(in crate::checkpoint) const ROUNDED: Self =
         Self::Impossible(" with scales whose products with codes are rounded");
 
+    /// The form of codes with whole numbers for zeros, where `-(zero * scale)` in F32 are the biases: beside 16-bit scales they are
+    /// exact, and so are scales in F32 and all that MLX makes of them.
+    pub(in crate::checkpoint) fn of_zeros(scales: &StoredTensor) -> Self {
+        match candle_dtype(scales.dtype()) {
+            Some(DType::F16 | DType::BF16) => Self::Rearranged(DType::F32),
+            _ => Self::ROUNDED,
+        }
+    }
+
     /// The form of symmetric codes, whose biases MLX needs: `q * scale + bias` is `(q - zero) * scale` if products of
     /// codes and scales are exact. Those of 16-bit scales are, and those of F32 ones that have as many bits to spare.
     pub(in crate::checkpoint) fn of_symmetric(scales: &StoredTensor, bits: Bits) -> Result<Self> {

@@ -30,6 +30,7 @@ mod caught;
 mod defaults;
 mod lookup;
 mod sampler;
+mod sentencepiece;
 mod session;
 mod stop;
 mod text;

@@ -1,6 +1,7 @@
-//! The tokenizer inside a GGUF file, which candle builds from metadata that the reader has checked.
+//! The tokenizer inside a GGUF file, from metadata that the reader has checked: candle builds those of bytes.
 
 use super::caught::caught;
+use super::sentencepiece::{self, NORMAL, USER_DEFINED};
 use super::text::try_out;
 use candle_core::quantized::gguf_file;
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
@@ -10,13 +11,17 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::{SplitDelimiterBehavior, Tokenizer};
+use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
 
 /// The tokenizer that lies in the same files as the weights, if there is one: GGUF files have one.
 ///
 /// # Errors
 /// If it is damaged, or of a kind that is not known to be built as it should be.
 pub fn stored_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+    const MODEL: &str = "tokenizer.ggml.model";
     let Some(mut stored) = checkpoint.stored_tokenizer()? else {
         return Ok(None);
     };
@@ -27,11 +32,32 @@ pub fn stored_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
         tensor_data_offset: 0,
     };
     let damaged = |problem: String| stored.error(format!("the tokenizer in it is damaged: {problem}"));
-    let built = caught(|| Tokenizer::from_gguf(&content)).map_err(damaged)?;
-    let mut tokenizer = built.map_err(|error| damaged(error.to_string()))?;
-    tokenizer.with_pre_tokenizer(Some(cutting(stored.patterns).map_err(|error| damaged(error.to_string()))?));
+    let built = caught(|| match content.metadata.get(MODEL) {
+        Some(gguf_file::Value::String(model)) if model == "llama" => sentencepiece::build(&content.metadata),
+        _ => byte_level(content, stored.patterns),
+    });
+    let tokenizer = built.map_err(damaged)?.map_err(|error| damaged(error.to_string()))?;
     try_out(&tokenizer).map_err(damaged)?;
     Ok(Some(tokenizer))
+}
+
+/// Candle's, which knows no patterns but its own, and takes tokens that a text may have for special ones, which are left out of texts:
+/// `<think>` of Qwen 3 is one.
+fn byte_level(mut content: gguf_file::Content, patterns: &[&str]) -> tokenizers::Result<Tokenizer> {
+    let mut added = Vec::new();
+    let tokens = content.metadata.get(TOKENS).and_then(|tokens| tokens.to_vec().ok()).cloned();
+    if let (Some(gguf_file::Value::Array(types)), Some(tokens)) = (content.metadata.get_mut(TYPES), tokens) {
+        for (token, kind) in tokens.iter().zip(types) {
+            if matches!(kind, gguf_file::Value::U32(USER_DEFINED)) {
+                *kind = gguf_file::Value::U32(NORMAL);
+                added.push(AddedToken::from(token.to_string()?.clone(), false).normalized(false));
+            }
+        }
+    }
+    let mut tokenizer = Tokenizer::from_gguf(&content)?;
+    tokenizer.with_pre_tokenizer(Some(cutting(patterns)?));
+    tokenizer.add_tokens(added)?;
+    Ok(tokenizer)
 }
 
 /// Cuts text by patterns, one after the other, and makes letters of its bytes.

@@ -13,6 +13,7 @@ mod feedback;
 mod from_gguf;
 mod ggml_types;
 mod gguf;
+mod gguf_tokenizers;
 #[path = "../../../../tests/gguf/writer.rs"]
 #[allow(dead_code)] // Each test binary uses its part.
 mod gguf_writer;

@@ -1,5 +1,6 @@
 //! Columns of weights that are scaled, as in AWQ: models stay what they are, and lose less when they are packed.
 
+use super::checkpoint::rejected;
 use super::common::{bundled, convert};
 use super::families_of::{folders, open};
 use super::feedback::{logits_of, off};
@@ -15,7 +16,9 @@ use candle_quant_tools::convert::{
 use candle_quant_tools::importance::{CalibrationText, ColumnScales};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::fs;
 use std::sync::Arc;
 
 /// What modules of a checkpoint are given.
@@ -148,7 +151,7 @@ fn scaled_models_lose_less() {
         };
         let plain = lost(&options);
         let plan = ConvertPlan::new(&source, &options).unwrap();
-        let scales = column_scales(&plan, &calibration, &|_, _| ()).unwrap();
+        let scales = column_scales(&plan, &calibration, None, &|_, _| ()).unwrap();
         assert!(scales.inputs().count() > 3);
         options.scales = Some(Arc::new(scales));
         let scaled = lost(&options);
@@ -171,7 +174,7 @@ fn scales_do_not_depend_on_the_number_of_threads() {
     let plan = ConvertPlan::new(&source, &options).unwrap();
     let with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| column_scales(&plan, &text, &|_, _| ()).unwrap())
+        pool.install(|| column_scales(&plan, &text, None, &|_, _| ()).unwrap())
     };
     let scales = with(1);
     assert_eq!(with(3), scales);
@@ -231,4 +234,54 @@ fn scales_of_other_dimensions_are_refused() {
     options.scales = Some(Arc::new(scales));
     let error = ConvertPlan::new(&source, &options).map(drop).unwrap_err().to_string();
     assert!(error.contains("scales of what attention sees") && error.contains("256"), "{error}");
+}
+
+/// What is in the file is taken from there, and the rest is what it was.
+#[test]
+fn an_interrupted_search_goes_on() {
+    let source = bundled("tiny-bf16");
+    let text = CalibrationText::new(&source, &stories(), 64).unwrap();
+    let plan = |format: &str| {
+        let recipe = Recipe::named("uniform", format.parse().unwrap()).unwrap();
+        ConvertPlan::new(&source, &ConvertOptions::mlx(recipe)).unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("scales");
+    let told = RefCell::new(Vec::new());
+    let find = |format: &str, text: &CalibrationText| {
+        told.borrow_mut().clear();
+        column_scales(&plan(format), text, Some(&file), &|done, all| told.borrow_mut().push((done, all)))
+    };
+    let all = find("affine-3-g64", &text).unwrap();
+    let count = told.borrow().len() - 1;
+    assert!(count > 4 && *told.borrow() == (0..=count).map(|done| (done, count)).collect::<Vec<_>>());
+    let complete = fs::read(&file).unwrap();
+    assert_eq!(find("affine-3-g64", &text).unwrap(), all);
+    assert_eq!(*told.borrow(), [(count, count)]);
+
+    // Only the first ones were found, and one of them is another: it is not looked for again.
+    let tensors = candle_core::safetensors::load_buffer(&complete, &Device::Cpu).unwrap();
+    let is_scaled = |index: &usize| tensors[&index.to_string()].elem_count() > 0;
+    let changed = (0..count).find(is_scaled).unwrap();
+    let (_, metadata) = safetensors::SafeTensors::read_metadata(&complete).unwrap();
+    let metadata = metadata.metadata().clone();
+    let begun = (0..=changed).map(|index| {
+        let tensor = &tensors[&index.to_string()];
+        (index.to_string(), if index == changed { (tensor * 2.).unwrap() } else { tensor.clone() })
+    });
+    fs::write(&file, safetensors::serialize(begun.collect::<Vec<_>>(), metadata).unwrap()).unwrap();
+    let resumed = find("affine-3-g64", &text).unwrap();
+    assert_eq!(told.borrow().first(), Some(&(changed + 1, count)));
+    let different = all.inputs().filter(|input| resumed.get(*input) != all.get(*input)).count();
+    assert_eq!(different, 1);
+
+    let remedy = "remove it, or give another file";
+    let other = CalibrationText::new(&source, "Once upon a time.", 64).unwrap();
+    for result in [find("affine-4-g64", &text), find("affine-3-g64", &other)] {
+        rejected(result, &["scales of another source, text or conversion", remedy]);
+    }
+    fs::write(&file, &complete[..complete.len() - 1]).unwrap();
+    rejected(find("affine-3-g64", &text), &["no scales of columns", remedy]);
+    fs::write(&file, safetensors::serialize([("0", &tensors["0"])], None).unwrap()).unwrap();
+    rejected(find("affine-3-g64", &text), &["`candle_quant.column_scales`", remedy]);
 }

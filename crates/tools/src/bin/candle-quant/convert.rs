@@ -92,7 +92,8 @@ pub struct Options {
     /// there. Texts are separated by blank lines; give some that are like what the model is for.
     #[arg(long, value_name = "TEXT")]
     calibrate: Option<PathBuf>,
-    /// Keep what --calibrate finds in a file, from which it goes on if it was interrupted; or take it from there.
+    /// Keep what --calibrate finds in a file, from which it goes on if it was interrupted, and what --awq finds in FILE.awq; or take it
+    /// from there.
     #[arg(long, value_name = "FILE")]
     statistics: Option<PathBuf>,
     /// Take an importance matrix of llama.cpp (.dat or .gguf) instead.

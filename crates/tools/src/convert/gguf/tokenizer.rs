@@ -1,7 +1,7 @@
 //! The tokenizer, as llama.cpp has it: tokens, their types, merges or scores, special tokens, chat template.
 
 use super::Shapes;
-use candle_quant::checkpoint::{Checkpoint, GgufValue};
+use candle_quant::checkpoint::{gguf_pre_tokenizer, Checkpoint, GgufValue};
 use candle_quant::{Error, Result};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -28,11 +28,9 @@ const BYTE: i32 = 6;
 const CONTRACTIONS: [&str; 2] =
     ["(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"];
 
-/// Behind the contractions, by llama.cpp's names of what cuts text so.
-const PATTERNS: [(&str, &str); 2] = [
-    ("qwen2", r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"),
-    ("llama-bpe", r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"),
-];
+/// What cuts off one digit after the other, and what GPT-2 cuts by, which tokenizer.json has names for.
+const DIGIT: &str = r"\p{N}";
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// That of a checkpoint whose embedding has so many rows as its shape says.
 ///
@@ -65,9 +63,7 @@ pub(super) fn of(source: &Checkpoint, tensors: &Shapes) -> Result<Tokenizer> {
             set("model", GgufValue::Text("gpt2".into()));
             set("pre", GgufValue::Text(pre.into()));
             set("merges", GgufValue::texts(merges(model).iter().map(|[a, b]| format!("{a} {b}"))));
-            if pre == "llama-bpe" {
-                set("ignore_merges", GgufValue::Bool(model["ignore_merges"].as_bool() == Some(true)));
-            }
+            set("ignore_merges", GgufValue::Bool(ignores_merges(model)));
         }
         (Some("BPE"), true, _) => {
             set("model", GgufValue::Text("llama".into()));
@@ -192,29 +188,44 @@ fn merges(model: &Value) -> Vec<[&str; 2]> {
     model["merges"].as_array().into_iter().flatten().filter_map(merge).collect()
 }
 
+fn ignores_merges(model: &Value) -> bool {
+    model["ignore_merges"].as_bool() == Some(true)
+}
+
 /// llama.cpp's name of how text is cut into words of bytes; `None` if it has none that is known here.
 fn cut(json: &Value) -> Option<&'static str> {
-    let steps = match json["pre_tokenizer"]["type"].as_str()? {
-        "Sequence" => json["pre_tokenizer"]["pretokenizers"].as_array()?.iter().collect(),
-        _ => vec![&json["pre_tokenizer"]],
+    let list = |value: &Value, of: &str| match value["type"].as_str() {
+        None => Vec::new(),
+        Some("Sequence") => value[of].as_array().into_iter().flatten().cloned().collect(),
+        Some(_) => vec![value.clone()],
     };
-    let kind = |step: &Value| step["type"].as_str().map(str::to_owned);
-    let is_plain = |step: &Value| step["add_prefix_space"].as_bool() != Some(true);
-    match steps.as_slice() {
-        [bytes] if kind(bytes)? == "ByteLevel" && bytes["use_regex"].as_bool() != Some(false) => {
-            (is_plain(bytes) && json["normalizer"].is_null()).then_some("gpt-2")
-        }
-        [split, bytes] if kind(split)? == "Split" && kind(bytes)? == "ByteLevel" && is_plain(bytes) => {
-            let pattern = split["pattern"]["Regex"].as_str()?;
-            let rest = CONTRACTIONS.iter().find_map(|start| pattern.strip_prefix(start))?;
-            let (name, _) = PATTERNS.iter().find(|(_, known)| *known == rest)?;
-            let normalizer = json["normalizer"]["type"].as_str();
-            // llama.cpp does not compose characters either; its converter takes Qwen's so.
-            let fits = match *name {
-                "qwen2" => matches!(normalizer, None | Some("NFC")),
-                _ => normalizer.is_none(),
-            };
-            fits.then_some(*name)
+    let composes = match list(&json["normalizer"], "normalizers").as_slice() {
+        [] => false,
+        [only] if only["type"].as_str() == Some("NFC") => true,
+        _ => return None,
+    };
+    let steps = list(&json["pre_tokenizer"], "pretokenizers");
+    let (bytes, splits) = steps.split_last()?;
+    if bytes["type"].as_str() != Some("ByteLevel") || bytes["add_prefix_space"].as_bool() == Some(true) {
+        return None;
+    }
+    let mut patterns = splits.iter().map(pattern).collect::<Option<Vec<_>>>()?;
+    if bytes["use_regex"].as_bool() != Some(false) {
+        patterns.push(GPT2.to_owned());
+    }
+    gguf_pre_tokenizer(&patterns, composes, ignores_merges(&json["model"]))
+}
+
+/// What a step cuts by, so that each match is a piece.
+fn pattern(step: &Value) -> Option<String> {
+    match step["type"].as_str()? {
+        "Digits" if step["individual_digits"].as_bool() == Some(true) => Some(DIGIT.to_owned()),
+        "Split"
+            if step["behavior"].as_str() == Some("Isolated") && step["invert"].as_bool() != Some(true) =>
+        {
+            let pattern = step["pattern"]["Regex"].as_str()?;
+            let [short, long] = CONTRACTIONS;
+            Some(pattern.replace(long, short))
         }
         _ => None,
     }

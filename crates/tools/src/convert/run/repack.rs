@@ -23,14 +23,16 @@ pub(super) fn repack(
             remedy: "requantize or dequantize it".into(),
         });
     }
-    if let Some(biases) = weight.biases().filter(|biases| biases.dtype() != weight.scales().dtype()) {
+    let scales = outputs.get(1).map_or(Dtype::BF16, |output| output.dtype);
+    let is_wide = scales == Dtype::F32;
+    let differs = |biases: &&Tensor| biases.dtype() != weight.scales().dtype() && !is_wide;
+    if let Some(biases) = weight.biases().filter(differs) {
         return Err(Error::mismatch(
             format!("biases of `{}`", name),
             format!("numbers that {:?}, the dtype of its scales, holds exactly", weight.scales().dtype()),
             format!("{:?}; requantize or dequantize it", biases.dtype()),
         ));
     }
-    let scales = outputs.get(1).map_or(Dtype::BF16, |output| output.dtype);
     let has_biases = outputs.iter().filter(|output| output.value.is_none()).count() > 2;
     let bytes = |matrix: &QuantTensor| match format == matrix.format().with_biases() {
         true => {
@@ -43,8 +45,11 @@ pub(super) fn repack(
                 }
                 ZeroPoint::Bias | ZeroPoint::None | _ => matrix.biases().cloned(),
             };
-            let parts = [Some(matrix.packed()), Some(matrix.scales()), biases.as_ref()];
-            parts.into_iter().flatten().map(le_bytes).collect()
+            // Biases of whole zeros may need F32, which scales beside them then have, too.
+            let dtype = |numbers: &Tensor| if is_wide { DType::F32 } else { numbers.dtype() };
+            let floats = [Some(matrix.scales()), biases.as_ref()].into_iter().flatten();
+            let floats = floats.map(|numbers| le_bytes(&numbers.to_dtype(dtype(numbers))?));
+            std::iter::once(le_bytes(matrix.packed())).chain(floats).collect()
         }
         false => widened(name, matrix, scales),
     };

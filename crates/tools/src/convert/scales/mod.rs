@@ -6,42 +6,52 @@
 //! to is the sum of `e H e^T` for the errors `e` of their rows, where `H` is the sum of `x x^T`.
 
 mod candidates;
+mod kept;
 
 use super::output::{Job, SourcePart, Work};
 use super::plan::{ConvertPlan, ScaledGroup};
 use super::run::as_packed;
 use crate::importance::{products, CalibrationText, ColumnScales, Feedback};
 use candidates::{candidates, Norm};
+use kept::Kept;
 use candle_core::{DType, Device, Tensor};
 use candle_quant::nn::AdapterSlot;
 use candle_quant::{Error, Result};
 use candle_quant_models::Config;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Rows of each matrix whose errors are looked at, about.
 const ROWS: usize = 512;
 
 /// Chooses by what the columns of the weights that a plan packs are multiplied, by what the model of its source is given for a text.
-/// `tell` gets how many inputs are done, and how many there are. A plan with these
+/// `tell` gets how many inputs are done, first those that were before, and how many there are. A plan with these
 /// [`scales`](super::ConvertOptions::scales), and the same options otherwise, writes the model that is scaled by them.
 ///
+/// With a file what is found is `kept` there, each time that the model has run, and taken from there if the source, the text and the
+/// plan are the same.
+///
 /// # Errors
-/// If the model can't run, or gives layers numbers that are not finite; if weights can't be read.
+/// If the model can't run, or gives layers numbers that are not finite; if weights can't be read; if the file is of something else,
+/// or can't be written.
 pub fn column_scales(
     plan: &ConvertPlan,
     text: &CalibrationText,
+    kept: Option<&Path>,
     tell: &dyn Fn(usize, usize),
 ) -> Result<ColumnScales> {
     let config = Config::from_checkpoint(&plan.source)?;
     let jobs: BTreeMap<&str, &Job> = plan.jobs().map(|job| (job.planned.name.as_str(), job)).collect();
-    let (mut scales, mut done) = (ColumnScales::default(), 0);
     let bytes = |group: &ScaledGroup| {
         let (matrices, k) = group.dims;
         (matrices as u64).saturating_mul(k as u64).saturating_mul(k as u64).saturating_mul(8)
     };
     let groups: Vec<_> = plan.scaled.iter().filter(|group| group.is_packed).collect();
-    let mut left = groups.as_slice();
+    let dims: Vec<_> = groups.iter().map(|group| group.dims).collect();
+    let mut kept = Kept::read(kept, plan, text, &dims)?;
+    tell(kept.found.len(), groups.len());
+    let mut left = groups.get(kept.found.len()..).unwrap_or_default();
     while !left.is_empty() {
         let mut sum = 0u64;
         let fits = |group: &&&ScaledGroup| {
@@ -51,13 +61,17 @@ pub fn column_scales(
         let count = left.iter().take_while(fits).count().max(1);
         let (next, rest) = left.split_at_checked(count).unwrap_or((left, &[]));
         for (group, sums) in next.iter().zip(sums_of(plan, &config, text, next)?) {
-            if let Some(found) = search(group, &sums, &jobs)? {
-                scales.insert(group.input, found)?;
-            }
-            done += 1;
-            tell(done, groups.len());
+            kept.found.push(search(group, &sums, &jobs)?);
+            tell(kept.found.len(), groups.len());
         }
+        kept.write()?;
         left = rest;
+    }
+    let mut scales = ColumnScales::default();
+    for (group, found) in groups.iter().zip(kept.found) {
+        if let Some(found) = found {
+            scales.insert(group.input, found)?;
+        }
     }
     Ok(scales)
 }

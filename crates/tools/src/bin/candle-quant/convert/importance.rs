@@ -5,7 +5,8 @@ use anyhow::bail;
 use candle_quant::{Checkpoint, Error};
 use candle_quant_tools::convert::{column_scales, ConvertOptions, ConvertPlan};
 use candle_quant_tools::importance::{read_imatrix, CalibrationText, Collector, Statistics};
-use std::path::Path;
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,13 @@ pub fn check(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Where what --awq finds is kept: beside the statistics, with `.awq` behind their name.
+fn scales_beside(statistics: &Path) -> PathBuf {
+    let mut name = statistics.as_os_str().to_owned();
+    name.push(".awq");
+    name.into()
+}
+
 /// The exit code of an error of a file of statistics, or of a text.
 fn in_file(error: Error) -> (anyhow::Error, u8) {
     let code = code(&error);
@@ -57,16 +65,23 @@ pub fn plan(
     let bad_input = |error: Error| (error.into(), BAD_INPUT);
     let plan = ConvertPlan::new(source, conversion).map_err(bad_input)?;
     let Some(text) = text.filter(|_| options.awq) else { return Ok(plan) };
+    let kept = options.statistics.as_ref().map(|path| scales_beside(path));
+    if let Some(path) = &kept {
+        check_writable(path).map_err(|error| (error, IO))?;
+    }
     let progress = Progress::new("inputs", options.quiet, options.json_progress);
-    let scales = column_scales(&plan, text, &|done, all| {
-        if done == 1 {
+    let is_planned = Cell::new(false);
+    let scales = column_scales(&plan, text, kept.as_deref(), &|done, all| {
+        if is_planned.replace(true) {
+            progress.advance("scaling", 1);
+            progress.finish_one("scaling");
+        } else {
             progress.plan(all, all as u64);
+            progress.skip(done, done as u64);
         }
-        progress.advance("scaling", 1);
-        progress.finish_one("scaling");
     });
     progress.finish();
-    conversion.scales = Some(Arc::new(scales.map_err(bad_input)?));
+    conversion.scales = Some(Arc::new(scales.map_err(in_file)?));
     ConvertPlan::new(source, conversion).map_err(bad_input)
 }
 
