@@ -1,6 +1,6 @@
 //! What checkpoints of integers and of bitsandbytes may look like: one test for each rule.
 
-use crate::checkpoint::rejected;
+use crate::checkpoint::{rejected, warned};
 use crate::hf::{case_of, compressed, entry, f32s, noise, open, weight, with, without, Entry};
 use crate::rules::{changed, weight_with, FILE};
 use serde_json::json;
@@ -184,12 +184,36 @@ fn the_config_and_the_scales_of_awq_agree() {
     rejected(result, &[FILE, "`m.scales`", "each 32 of K = 64, or for each multiple of 32", "[4, 8]"]);
 }
 
-/// Scales of keys and values are no tensors of the model.
+/// Scales of keys and values are no tensors of the model, by their names of today and of before, and that is said.
 #[test]
 fn scales_of_the_cache_have_no_names() {
+    for name in ["int-quantized", "pack-quantized", "fp8 floats", "modelopt", "awq", "gptq"] {
+        let case = case_of(name);
+        for scale in [
+            "self_attn.q_scale",
+            "self_attn.k_scale",
+            "self_attn.v_scale",
+            "self_attn.kv_scale",
+            "self_attn.k_zero_point",
+            "self_attn.v_zero_point",
+            "self_attn.k_proj.k_scale",
+            "self_attn.k_proj.output_scale",
+            "self_attn.v_proj.output_scale",
+            "self_attn.v_proj.output_zero_point",
+            "self_attn.qkv_proj.output_scale",
+        ] {
+            let checkpoint =
+                open(&case.quantization, &with(&case.entries, &[f32s(scale, &[1], &[0.5])])).unwrap();
+            assert!(checkpoint.tensor_names().eq(["m.weight"]), "{name} {scale}");
+            warned(&checkpoint, &[FILE, "keys and values", &format!("`{scale}`"), "not used"]);
+        }
+    }
+    // Beside a weight that they belong to.
     let case = case_of("int-quantized");
-    let scales = ["q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"];
-    let scales = scales.map(|name| f32s(&format!("self_attn.{name}"), &[1], &[0.5]));
-    let checkpoint = open(&case.quantization, &with(&case.entries, &scales)).unwrap();
-    assert!(checkpoint.tensor_names().eq(["m.weight"]));
+    let mut entries = case.entries;
+    entries.iter_mut().for_each(|entry| entry.0 = entry.0.replace("m.", "self_attn.k_proj."));
+    entries.push(f32s("self_attn.k_proj.output_scale", &[1], &[0.5]));
+    let checkpoint = open(&case.quantization, &entries).unwrap();
+    assert!(checkpoint.tensor_names().eq(["self_attn.k_proj.weight"]));
+    warned(&checkpoint, &[FILE, "`self_attn.k_proj.output_scale`", "not used"]);
 }
