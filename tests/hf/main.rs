@@ -10,6 +10,7 @@ mod hf;
 mod awq_memory;
 mod column_order;
 mod filled;
+mod flat_blocks;
 mod float8_rules;
 mod gpt_oss;
 mod hqq;

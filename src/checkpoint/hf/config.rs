@@ -229,7 +229,7 @@ impl Source {
         let strategy = weights.get("strategy").and_then(Value::as_str);
         // Of rows it is -1 or null.
         let group_size = match strategy {
-            Some("channel") => None,
+            Some("channel" | "tensor") => None,
             _ => self.number(weights, "group_size")?,
         };
         let kind = weights.get("type").and_then(Value::as_str);
@@ -255,7 +255,7 @@ impl Source {
             Some(integers @ ("pack-quantized" | "int-quantized")) => {
                 let packed = integers == "pack-quantized";
                 let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
-                let of_rows = group_size.is_none() && strategy == Some("channel");
+                let of_rows = matches!(strategy, Some("channel" | "tensor"));
                 let of_groups = group_size.is_some_and(|size| size % 32 == 0);
                 let bits = match (packed, bits) {
                     (true, bits) => bits.filter(|bits| PACKED_BITS.contains(bits)),
@@ -273,7 +273,7 @@ impl Source {
                     None => {
                         let bits = if packed { "2, 3, 4, 5, 6 or 8" } else { "8 or fewer" };
                         let read = format!(
-                            "num_bits {bits}, type int, group_size a multiple of 32 or strategy channel"
+                            "num_bits {bits}, type int, group_size a multiple of 32 or strategy channel or tensor"
                         );
                         Err(self.unsupported(format!("{integers} that is not {read}: {}", found())))
                     }
