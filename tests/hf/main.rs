@@ -20,3 +20,4 @@ mod layouts;
 mod mutations;
 mod peers;
 mod rules;
+mod settings_beside;

@@ -23,6 +23,7 @@ mod awq_gemv;
 mod bitsandbytes;
 mod column_order;
 mod compressed;
+mod compressed_config;
 mod config;
 mod filled_rows;
 mod flat_blocks;
