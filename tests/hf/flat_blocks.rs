@@ -92,7 +92,10 @@ fn integers(n: usize, k: usize, strategy: &str, zeros: bool) -> (Value, Vec<Entr
     (compressed("int-quantized", weights), entries, (0..n * k).map(number).collect())
 }
 
-fn cases() -> Vec<(Value, Vec<Entry>, Vec<f32>, &'static str, [usize; 2])> {
+/// Settings, tensors, the numbers that they are, the format, and the shape.
+type Stored = (Value, Vec<Entry>, Vec<f32>, &'static str, [usize; 2]);
+
+fn cases() -> Vec<Stored> {
     let of_blocks = |kind: &str, dims, block, nested, format| {
         let (entries, numbers) = four_bits(kind, dims, block, nested);
         (bitsandbytes(), entries, numbers, format, dims)

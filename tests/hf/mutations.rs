@@ -282,7 +282,7 @@ fn narrow_rows() -> [Case; 5] {
     [
         blocks([64, 16]),
         blocks([128, 8]),
-        with("bitsandbytes 8", &[bytes.clone()]),
+        with("bitsandbytes 8", std::slice::from_ref(&bytes)),
         with("int-quantized", &[bytes]),
         tensor,
     ]
