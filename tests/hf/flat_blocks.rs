@@ -95,6 +95,17 @@ fn integers(n: usize, k: usize, strategy: &str, zeros: bool) -> (Value, Vec<Entr
 /// Settings, tensors, the numbers that they are, the format, and the shape.
 type Stored = (Value, Vec<Entry>, Vec<f32>, &'static str, [usize; 2]);
 
+/// The same in words, with half the range added.
+fn packed(
+    (mut quantization, mut entries, numbers): (Value, Vec<Entry>, Vec<f32>),
+) -> (Value, Vec<Entry>, Vec<f32>) {
+    quantization["format"] = json!("pack-quantized");
+    let (dims, codes) =
+        (entries[0].2.clone(), entries[0].3.iter().map(|code| code ^ 0x80).collect::<Vec<_>>());
+    entries[0] = entry("m.weight_packed", "I32", &[dims[0], dims[1] / 4], codes);
+    (quantization, entries, numbers)
+}
+
 fn cases() -> Vec<Stored> {
     let of_blocks = |kind: &str, dims, block, nested, format| {
         let (entries, numbers) = four_bits(kind, dims, block, nested);
@@ -116,6 +127,9 @@ fn cases() -> Vec<Stored> {
         of_rows(eight_bits(25, 250), "symmetric 8-bit g128, filled", [25, 250]),
         of_rows(eight_bits(7, 9), "symmetric 8-bit g32, filled", [7, 9]),
         of_rows(integers(24, 80, "channel", false), "symmetric 8-bit g32, filled", [24, 80]),
+        of_rows(packed(integers(24, 80, "channel", false)), "symmetric 8-bit g32, filled", [24, 80]),
+        of_rows(packed(integers(25, 52, "channel", false)), "symmetric 8-bit g64, filled", [25, 52]),
+        of_rows(packed(integers(24, 96, "tensor", false)), "symmetric 8-bit g32", [24, 96]),
         of_rows(integers(25, 49, "channel", true), "affine 8-bit g64, filled", [25, 49]),
         of_rows(integers(25, 49, "tensor", true), "affine 8-bit g64, filled", [25, 49]),
         of_rows(integers(24, 49, "tensor", false), "symmetric 8-bit g64, filled", [24, 49]),

@@ -153,7 +153,7 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
     let k = last.saturating_mul(code_dtype.bitsize()) / bits;
     let one_scale = scales.dims().is_empty() || scales.dims() == [1];
     let count = scales.dims().last().copied().unwrap_or(1);
-    let divided = Groups::divide(k, count).or_else(|| (count == 1 && !packed).then(|| of_rows(k)));
+    let divided = Groups::divide(k, count).or_else(|| (count == 1 && bits == 8).then(|| of_rows(k)));
     let Some((groups, smaller)) = divided else {
         let expected =
             format!("scales for groups of 32, 64 or 128 of K = {k}, for multiples of these or for rows");

@@ -2,7 +2,7 @@
 //! loaded, and so is x before it is multiplied.
 
 use super::groups::Groups;
-use super::integers::Integers;
+use super::integers::{Integers, Order};
 use crate::checkpoint::weight::{filled_group_size, Filled, IrregularLayout, Slice};
 use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor};
 use crate::{QuantFormat, QuantTensor, Result};
@@ -14,7 +14,7 @@ pub(super) fn of_rows(k: usize) -> (Groups, usize) {
     (Groups::of(k), filled_group_size(k, k, 0))
 }
 
-/// Codes in [`Order::Signed`](super::integers::Order), of which each row is a group.
+/// Codes of 8 bits in rows, of which each is a group.
 #[derive(Clone, Debug)]
 pub(super) struct FilledRows(Integers);
 
@@ -55,8 +55,10 @@ impl IrregularLayout for FilledRows {
     fn load(&self, device: &Device) -> Result<LayerWeight> {
         let (filled, Integers { format, n, k, codes, .. }) = (self.filled(), &self.0);
         let mut codes = codes.read::<u8>()?;
-        // From two's complement to the distance from the least code.
-        codes.iter_mut().for_each(|code| *code ^= 0x80);
+        if self.0.order == Order::Signed {
+            // From two's complement to the distance from the least code.
+            codes.iter_mut().for_each(|code| *code ^= 0x80);
+        }
         let words = filled.words(&codes, *k, &(0..*k), format.bits());
         let words = Tensor::from_vec(words, (*n, format.words_per_row(filled.columns.len())?), device)?;
         let (scales, biases) = self.0.scales_and_biases(1)?;

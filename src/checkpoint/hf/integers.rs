@@ -166,6 +166,8 @@ impl Integers {
         let words = |k: usize| k / 32 * bits;
         let of_words = words(of_k.start)..words(of_k.end);
         let codes = match self.order {
+            // Also where rows are no whole 32.
+            Order::Rows if bits == 8 => part(&self.codes, [self.n, self.k], rows, of_k)?,
             Order::Rows => part(&self.codes, [self.n, words(self.k) * WORD], rows, &scaled(&of_words, WORD))?,
             Order::Signed => part(&self.codes, [self.n, self.k], rows, of_k)?,
             Order::Columns => {
@@ -188,7 +190,7 @@ impl Integers {
 }
 
 impl Integers {
-    /// The weight of a module, whose columns may have groups of their own. Rows of bytes need not be whole groups, if they are a
+    /// The weight of a module, whose columns may have groups of their own. Rows of 8 bits need not be whole groups, if they are a
     /// group each.
     pub(super) fn into_weight(self, module: &Module, order: Option<Vec<u32>>) -> Result<Weight> {
         let dims = vec![self.n, self.k];
