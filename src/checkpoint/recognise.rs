@@ -84,7 +84,7 @@ fn open_tensors(
     config: Value,
     opening: &Opening,
 ) -> Result<Opened> {
-    match hf::find_method(&config, &sidecars, opening)? {
+    match hf::find_method(&config, &tensors, &sidecars, opening)? {
         Some(method) => hf::open(tensors, method, sidecars, config, &opening.warnings),
         None => mlx::open(tensors, sidecars, config, &opening.warnings),
     }

@@ -108,13 +108,28 @@ pub fn noise(count: usize, seed: u32) -> Vec<u8> {
 
 /// A `config.json` of this `quantization_config`, and a file of these tensors, with data at an odd offset.
 pub fn files(quantization: &Value, entries: &[Entry]) -> [(&'static str, Vec<u8>); 2] {
+    let config = json!({"quantization_config": quantization});
+    let [config, model, _] = files_beside(None, &config, entries);
+    [config, model]
+}
+
+/// This `config.json`, a file of these tensors, and a file of settings (or an empty one that nothing reads).
+pub fn files_beside<'a>(
+    settings: Option<(&'a str, &Value)>,
+    config: &Value,
+    entries: &[Entry],
+) -> [(&'a str, Vec<u8>); 3] {
     let tensors: Vec<_> =
         entries.iter().map(|(name, dtype, shape, _)| (name.as_str(), *dtype, shape.as_slice())).collect();
     let (header, size) = header(&tensors);
     let data: Vec<u8> = entries.iter().flat_map(|(.., bytes)| bytes).copied().collect();
     assert_eq!(data.len(), size, "bytes of entries");
-    let config = json!({"quantization_config": quantization}).to_string();
-    [("config.json", config.into_bytes()), ("model.safetensors", raw_file(&header, &data))]
+    let (name, settings) = settings.unwrap_or(("nothing", &Value::Null));
+    [
+        ("config.json", config.to_string().into_bytes()),
+        ("model.safetensors", raw_file(&header, &data)),
+        (name, settings.to_string().into_bytes()),
+    ]
 }
 
 /// A directory with these [`files`].

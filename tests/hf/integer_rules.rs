@@ -1,6 +1,6 @@
 //! What checkpoints of integers and of bitsandbytes may look like: one test for each rule.
 
-use crate::checkpoint::rejected;
+use crate::checkpoint::{rejected, warned};
 use crate::hf::{case_of, compressed, entry, f32s, noise, open, weight, with, without, Entry};
 use crate::rules::{changed, weight_with, FILE};
 use serde_json::json;
@@ -24,8 +24,8 @@ fn integers_have_known_bits_and_groups_or_rows() {
         let group = "`config_groups.group_0.weights`";
         rejected(result, &["config.json", format, group, &format!("{key} {value}"), "not supported"]);
     }
-    let one_scale = json!({"num_bits": 8, "type": "int", "strategy": "tensor"});
-    rejected(open(&compressed("int-quantized", one_scale), &[]), &["config.json", "strategy \"tensor\""]);
+    let token = json!({"num_bits": 8, "type": "int", "strategy": "token"});
+    rejected(open(&compressed("int-quantized", token), &[]), &["config.json", "strategy \"token\""]);
 }
 
 /// The stored shape decides if the config names several widths.
@@ -138,12 +138,13 @@ fn bitsandbytes_says_what_its_bytes_are() {
     for (key, value, expected) in [
         ("quant_type", json!("fp4"), "expected quant_type nf4, found \"fp4\""),
         ("blocksize", json!(0), "found blocksize 0"),
-        ("blocksize", json!(32), "a multiple of 64, found shape [8, 128], blocks of 32"),
+        ("blocksize", json!(32), "expected shape [16], found [4]"),
         ("shape", json!([8]), "the shape [N, K] of a matrix, found shape [8]"),
         ("shape", json!([8, -128]), "found shape [8,-128]"),
         ("shape", json!([16, 128]), "1024 bytes for [16, 128], found 512 bytes"),
-        ("shape", json!([32, 32]), "a multiple of 64, found shape [32, 32]"),
-        ("shape", json!([1u64 << 33, 1u64 << 34]), "a multiple of 64, found shape"),
+        ("shape", json!([16, 32]), "256 bytes for [16, 32], found 512 bytes"),
+        ("shape", json!([0, 128]), "elements can be counted, found shape [0, 128]"),
+        ("shape", json!([1u64 << 33, 1u64 << 34]), "elements can be counted, found shape"),
         ("nested_blocksize", json!(null), "found nested_blocksize null"),
         ("nested_offset", json!("0"), "a number for nested_offset"),
     ] {
@@ -168,8 +169,6 @@ fn bitsandbytes_says_what_its_bytes_are() {
         weight_with("bitsandbytes 8", &[order]),
         &[FILE, "`m.weight_format`", "0, for codes in rows", "[2]"],
     );
-    let narrow = [entry("m.weight", "I8", &[8, 48], noise(384, 1))];
-    rejected(weight_with("bitsandbytes 8", &narrow), &[FILE, "`m.weight`", "a multiple of 32", "[8, 48]"]);
 }
 
 #[test]
@@ -184,12 +183,36 @@ fn the_config_and_the_scales_of_awq_agree() {
     rejected(result, &[FILE, "`m.scales`", "each 32 of K = 64, or for each multiple of 32", "[4, 8]"]);
 }
 
-/// Scales of keys and values are no tensors of the model.
+/// Scales of keys and values are no tensors of the model, by their names of today and of before, and that is said.
 #[test]
 fn scales_of_the_cache_have_no_names() {
+    for name in ["int-quantized", "pack-quantized", "fp8 floats", "modelopt", "awq", "gptq"] {
+        let case = case_of(name);
+        for scale in [
+            "self_attn.q_scale",
+            "self_attn.k_scale",
+            "self_attn.v_scale",
+            "self_attn.kv_scale",
+            "self_attn.k_zero_point",
+            "self_attn.v_zero_point",
+            "self_attn.k_proj.k_scale",
+            "self_attn.k_proj.output_scale",
+            "self_attn.v_proj.output_scale",
+            "self_attn.v_proj.output_zero_point",
+            "self_attn.qkv_proj.output_scale",
+        ] {
+            let checkpoint =
+                open(&case.quantization, &with(&case.entries, &[f32s(scale, &[1], &[0.5])])).unwrap();
+            assert!(checkpoint.tensor_names().eq(["m.weight"]), "{name} {scale}");
+            warned(&checkpoint, &[FILE, "keys and values", &format!("`{scale}`"), "not used"]);
+        }
+    }
+    // Beside a weight that they belong to.
     let case = case_of("int-quantized");
-    let scales = ["q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"];
-    let scales = scales.map(|name| f32s(&format!("self_attn.{name}"), &[1], &[0.5]));
-    let checkpoint = open(&case.quantization, &with(&case.entries, &scales)).unwrap();
-    assert!(checkpoint.tensor_names().eq(["m.weight"]));
+    let mut entries = case.entries;
+    entries.iter_mut().for_each(|entry| entry.0 = entry.0.replace("m.", "self_attn.k_proj."));
+    entries.push(f32s("self_attn.k_proj.output_scale", &[1], &[0.5]));
+    let checkpoint = open(&case.quantization, &entries).unwrap();
+    assert!(checkpoint.tensor_names().eq(["self_attn.k_proj.weight"]));
+    warned(&checkpoint, &[FILE, "`self_attn.k_proj.output_scale`", "not used"]);
 }

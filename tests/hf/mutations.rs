@@ -1,7 +1,7 @@
 //! Damaged checkpoints of every layout: whatever the file and the config say, opening and loading end in
 //! numbers or in one of the crate's own errors.
 
-use crate::hf::{Case, Entry};
+use crate::hf::{case_of, compressed, entry, f32s, noise, state, Case, Entry};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::Checkpoint;
 use candle_quant::{Error, Result};
@@ -227,7 +227,7 @@ fn load_all(dir: &Path, errors: &mut BTreeSet<String>) -> (usize, usize) {
 }
 
 /// Counts of [`load_all`] over all mutations of a layout.
-fn mutate(case: &Case, seed: u64, errors: &mut BTreeSet<String>) -> (usize, usize) {
+fn mutate(case: &Case, beside: Option<&str>, seed: u64, errors: &mut BTreeSet<String>) -> (usize, usize) {
     let (mut random, mut totals, dir) = (Random(seed), (0, 0), tempfile::tempdir().unwrap());
     for index in 0..MUTATIONS {
         let (mut entries, mut quantization) = (case.entries.clone(), case.quantization.clone());
@@ -240,9 +240,13 @@ fn mutate(case: &Case, seed: u64, errors: &mut BTreeSet<String>) -> (usize, usiz
         } else {
             change_settings(&mut quantization, &mut random);
         }
-        let mut files = crate::hf::files(&quantization, &entries);
+        let mut files = match beside {
+            None => crate::hf::files(&quantization, &entries).to_vec(),
+            Some(name) => crate::hf::files_beside(Some((name, &quantization)), &json!({}), &entries).to_vec(),
+        };
         if index % 6 == 2 {
-            change_bytes(&mut files[random.below(2)].1, &mut random);
+            let changed = random.below(files.len());
+            change_bytes(&mut files[changed].1, &mut random);
         }
         for (name, bytes) in files {
             fs::write(dir.path().join(name), bytes).unwrap();
@@ -253,15 +257,53 @@ fn mutate(case: &Case, seed: u64, errors: &mut BTreeSet<String>) -> (usize, usiz
     totals
 }
 
+/// Rows that are no whole groups, and one scale for all.
+fn narrow_rows() -> [Case; 5] {
+    let with = |name: &str, changes: &[Entry]| {
+        let case = case_of(name);
+        Case { entries: crate::hf::with(&case.entries, changes), ..case }
+    };
+    let blocks = |shape: [usize; 2]| {
+        let changes = [
+            entry("m.weight.absmax", "U8", &[16], noise(16, 29)),
+            f32s("m.weight.nested_absmax", &[8], &[0.5; 8]),
+            state(&json!({
+                "quant_type": "nf4", "blocksize": 64, "shape": shape, "nested_blocksize": 2, "nested_offset": 0.5,
+            })),
+        ];
+        with("bitsandbytes 4", &changes)
+    };
+    let bytes = entry("m.weight", "I8", &[8, 20], noise(160, 30));
+    let one =
+        [entry("m.weight_scale", "F16", &[1], [0, 0x2c]), entry("m.weight_zero_point", "I8", &[1], [0])];
+    let mut tensor = with("int-quantized", &one);
+    tensor.quantization =
+        compressed("int-quantized", json!({"num_bits": 8, "type": "int", "strategy": "tensor"}));
+    [
+        blocks([64, 16]),
+        blocks([128, 8]),
+        with("bitsandbytes 8", std::slice::from_ref(&bytes)),
+        with("int-quantized", &[bytes]),
+        tensor,
+    ]
+}
+
 #[test]
 fn damage_is_an_error_or_numbers() {
-    let cases = crate::hf::cases();
+    let mut cases: Vec<_> = crate::hf::cases().into_iter().map(|case| (case, None)).collect();
     assert!(MUTATIONS * cases.len() >= 20_000);
+    // Settings in files of AutoGPTQ's and AutoAWQ's own.
+    let mut awq = case_of("awq");
+    awq.quantization = json!({"zero_point": true, "q_group_size": 32, "w_bit": 4, "version": "GEMM"});
+    let mut gptq = case_of("gptq");
+    gptq.quantization.as_object_mut().unwrap().remove("quant_method");
+    cases.extend([(awq, Some("quant_config.json")), (gptq, Some("quantize_config.json"))]);
+    cases.extend(narrow_rows().map(|case| (case, None)));
     std::thread::scope(|scope| {
-        for (case, seed) in cases.iter().zip(1..) {
+        for ((case, beside), seed) in cases.iter().zip(1..) {
             scope.spawn(move || {
                 let mut errors = BTreeSet::new();
-                let (loaded, refused) = mutate(case, seed, &mut errors);
+                let (loaded, refused) = mutate(case, *beside, seed, &mut errors);
                 assert!(loaded > MUTATIONS / 5, "{}: {loaded} loaded", case.name);
                 assert!(refused > MUTATIONS / 2, "{}: {refused} refused", case.name);
                 assert!(errors.len() > 100, "{}: {} errors", case.name, errors.len());

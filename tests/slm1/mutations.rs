@@ -12,10 +12,7 @@ const FILES: u64 = 20_000;
 fn read(bytes: &[u8]) -> Vec<String> {
     let file = match open(bytes) {
         Ok(file) => file,
-        // The path of the file is another one each time.
-        Err(error) => {
-            return vec![error.to_string().rsplit_once("model.slm").map_or("", |(_, rest)| rest).into()]
-        }
+        Err(error) => return vec![told(&error.to_string())],
     };
     let checkpoint = file.checkpoint();
     let mut results = vec![checkpoint.config().to_string(), format!("{:?}", file.tokenizer_kind())];
@@ -24,9 +21,15 @@ fn read(bytes: &[u8]) -> Vec<String> {
             checkpoint.tensor(name, None).and_then(|weight| weight.to_dense(DType::F32, &Device::Cpu));
         let sum =
             |tensor: candle_core::Tensor| tensor.sum_all().unwrap().to_scalar::<f32>().unwrap().to_bits();
-        results.push(format!("{name} {:?}", tensor.map(sum).ok()));
+        results.push(format!("{name} {:?}", tensor.map(sum).map_err(|error| told(&error.to_string()))));
     }
     results
+}
+
+/// What an error says after the name of the file, whose path is another one each time.
+fn told(message: &str) -> String {
+    let (_, rest) = message.rsplit_once("model.slm").unwrap_or_else(|| panic!("no file in: {message}"));
+    rest.to_owned()
 }
 
 #[test]

@@ -5,12 +5,15 @@
 //! and block size. A block is so many elements of the flattened matrix, also across rows; `weight.absmax` has the
 //! largest magnitude of each, as a float or as a code of `weight.nested_quant_map`, which is multiplied by that of
 //! `weight.nested_absmax`, and to which an offset is added. Of 8-bit weights `SCB` has the largest magnitude of each
-//! row: `w = code * SCB / 127`. Activations are not rounded, so that no outliers have to be set apart.
+//! row: `w = code * SCB / 127`. Activations are not rounded, so that no outliers have to be set apart. What becomes of blocks that are
+//! no whole groups in all rows says `flat_blocks.rs`.
 
+use super::filled_rows::of_rows;
+use super::flat_blocks::FlatBlocks;
 use super::groups::Groups;
 use super::integers::{Integers, Order};
 use super::module::Module;
-use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::file::{StoredTensor, Warnings};
 use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, Slice, Weight};
 use crate::{format, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -57,9 +60,9 @@ const ROW_ORDER: &str = "weight_format";
 /// What bitsandbytes multiplies by in place of dividing by 127.
 const OF_127: f32 = 1. / 127.;
 
-pub(super) fn weight(module: &Module) -> Result<Weight> {
+pub(super) fn weight(module: &Module, warnings: &Warnings) -> Result<Weight> {
     match TYPES.iter().find_map(|kind| Some((kind, module.get(kind.state)?))) {
-        Some((kind, state)) => four_bits(module, kind, state),
+        Some((kind, state)) => four_bits(module, kind, state, warnings),
         None => eight_bits(module),
     }
 }
@@ -79,10 +82,7 @@ fn eight_bits(module: &Module) -> Result<Weight> {
             return Err(module.wrong(ROW_ORDER, order, "0, for codes in rows", format!("{found:?}")));
         }
     }
-    let Some((groups, group_size)) = Groups::divide(k, 1) else {
-        let found = format!("{:?}", codes.dims());
-        return Err(module.wrong(CODES, codes, "rows of a multiple of 32", found));
-    };
+    let (groups, group_size) = Groups::divide(k, 1).unwrap_or_else(|| of_rows(k));
     let format = QuantFormat::symmetric(8, group_size)?;
     let layout = Integers {
         format,
@@ -96,7 +96,7 @@ fn eight_bits(module: &Module) -> Result<Weight> {
         zeros: None,
         narrow_biases: false,
     };
-    Ok(Weight::Packed(PackedWeight::new(module.path, format, vec![*n, k], layout)))
+    layout.into_weight(module, None)
 }
 
 /// What the JSON of a 4-bit weight says.
@@ -146,25 +146,18 @@ impl State {
 }
 
 /// Codes in bytes, magnitudes of blocks of the flattened matrix.
-fn four_bits(module: &Module, kind: &Type, state: &StoredTensor) -> Result<Weight> {
+fn four_bits(module: &Module, kind: &Type, state: &StoredTensor, warnings: &Warnings) -> Result<Weight> {
     let format = kind.format;
     let State { n, k, block, nested } = State::read(module, kind, state)?;
-    let group_size = format.group_size();
-    let elements = n.checked_mul(k).filter(|elements| *elements > 0 && k % group_size == 0);
-    let Some(elements) = elements.filter(|_| block % group_size == 0) else {
-        let expected = format!("rows and blocks of a multiple of {group_size}");
-        return Err(module.wrong(
-            kind.state,
-            state,
-            expected,
-            format!("shape [{n}, {k}], blocks of {block}"),
-        ));
+    let Some(elements) = n.checked_mul(k).filter(|elements| *elements > 0) else {
+        let expected = "a matrix whose elements can be counted";
+        return Err(module.wrong(kind.state, state, expected, format!("shape [{n}, {k}]")));
     };
     // The dtype is that of the storage, which may be any.
     let stored =
         module.get(CODES).ok_or_else(|| module.wrong(kind.state, state, "a weight beside it", "none"))?;
-    let Some(codes) = stored.as_numbers(Dtype::U8, &[n, k / 2]) else {
-        let expected = format!("{} bytes for [{n}, {k}]", elements / 2);
+    let Some(codes) = stored.as_numbers(Dtype::U8, &[elements.div_ceil(2)]) else {
+        let expected = format!("{} bytes for [{n}, {k}]", elements.div_ceil(2));
         return Err(module.wrong(CODES, stored, expected, format!("{} bytes", stored.size_in_bytes())));
     };
     let map = module.require(MAP, CODES, &[Dtype::F32])?;
@@ -195,31 +188,35 @@ fn four_bits(module: &Module, kind: &Type, state: &StoredTensor) -> Result<Weigh
     module.check_dims(ABSMAX, absmax, &[blocks])?;
     let absmax = absmax.clone();
     let layout = Blocks { format, n, row: k, columns: 0..k, codes, absmax, size: block, before: 0, nested };
+    let group_size = format.group_size();
+    if !k.is_multiple_of(group_size) || !block.is_multiple_of(group_size) {
+        return Ok(FlatBlocks::new(layout).into_weight(module, warnings));
+    }
     Ok(Weight::Packed(PackedWeight::new(module.path, format, vec![n, k], layout)))
 }
 
 /// Codes and blocks of a flattened matrix.
 #[derive(Clone, Debug)]
-struct Blocks {
-    format: QuantFormat,
-    n: usize,
+pub(super) struct Blocks {
+    pub format: QuantFormat,
+    pub n: usize,
     /// Elements of a whole row.
-    row: usize,
+    pub row: usize,
     /// Those of each row that belong to the part.
-    columns: Range<usize>,
-    codes: StoredTensor,
+    pub columns: Range<usize>,
+    pub codes: StoredTensor,
     /// F32, or U8 if there is more to it.
     absmax: StoredTensor,
     /// Elements of a block.
-    size: usize,
+    pub size: usize,
     /// Elements of the first block that lie before the first row.
-    before: usize,
+    pub before: usize,
     nested: Option<Nested>,
 }
 
 /// What makes numbers of the codes of magnitudes.
 #[derive(Clone, Debug)]
-struct Nested {
+pub(super) struct Nested {
     scales: StoredTensor,
     /// Magnitudes that share a scale.
     size: usize,
@@ -230,8 +227,23 @@ struct Nested {
 }
 
 impl Blocks {
+    /// Bytes in the file.
+    pub(super) fn stored_bytes(&self) -> usize {
+        let nested = |nested: &Nested| nested.scales.size_in_bytes() + nested.values.size_in_bytes();
+        self.codes.size_in_bytes() + self.absmax.size_in_bytes() + self.nested.as_ref().map_or(0, nested)
+    }
+
+    /// Some rows with these codes, and the magnitudes of the blocks that they touch.
+    pub(super) fn of_rows(&self, rows: &Range<usize>, codes: StoredTensor) -> Result<Self> {
+        let (start, end) = (self.before + rows.start * self.row, self.before + rows.end * self.row);
+        let (blocks, before) = (start / self.size..end.div_ceil(self.size), start % self.size);
+        let absmax = entries(&self.absmax, &blocks)?;
+        let nested = self.nested.as_ref().map(|nested| nested.narrow(&blocks)).transpose()?;
+        Ok(Self { n: rows.len(), codes, absmax, before, nested, ..self.clone() })
+    }
+
     /// The magnitudes of all blocks, by bitsandbytes' arithmetic: a product and a sum, each rounded to f32.
-    fn magnitudes(&self) -> Result<Vec<f32>> {
+    pub(super) fn magnitudes(&self) -> Result<Vec<f32>> {
         let Some(Nested { scales, size, before, values, offset }) = &self.nested else {
             return self.absmax.read();
         };
@@ -247,8 +259,7 @@ impl Blocks {
 
 impl Layout for Blocks {
     fn size_in_bytes(&self) -> usize {
-        let nested = |nested: &Nested| nested.scales.size_in_bytes() + nested.values.size_in_bytes();
-        self.codes.size_in_bytes() + self.absmax.size_in_bytes() + self.nested.as_ref().map_or(0, nested)
+        self.stored_bytes()
     }
 
     fn loaded_bytes(&self) -> u64 {
@@ -284,12 +295,7 @@ impl Layout for Blocks {
             let columns = self.columns.start + slice.range.start..self.columns.start + slice.range.end;
             return Ok(Arc::new(Self { columns, codes, ..self.clone() }));
         }
-        let (start, end) =
-            (self.before + slice.range.start * self.row, self.before + slice.range.end * self.row);
-        let (blocks, before) = (start / self.size..end.div_ceil(self.size), start % self.size);
-        let absmax = entries(&self.absmax, &blocks)?;
-        let nested = self.nested.as_ref().map(|nested| nested.narrow(&blocks)).transpose()?;
-        Ok(Arc::new(Self { n: slice.range.len(), codes, absmax, before, nested, ..self.clone() }))
+        Ok(Arc::new(self.of_rows(&slice.range, codes)?))
     }
 }
 
@@ -302,7 +308,7 @@ impl Nested {
 }
 
 /// Some elements of a tensor of one dimension.
-fn entries(stored: &StoredTensor, range: &Range<usize>) -> Result<StoredTensor> {
+pub(super) fn entries(stored: &StoredTensor, range: &Range<usize>) -> Result<StoredTensor> {
     let size = stored.dtype().bitsize() / 8;
     stored.narrow(&[stored.size_in_bytes()], 0, &(range.start * size..range.end * size))
 }

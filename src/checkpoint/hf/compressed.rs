@@ -5,9 +5,10 @@
 //! As its `NVFP4PackedCompressor`, `MXFP4PackedCompressor`, `PackedQuantizationCompressor` and
 //! `IntQuantizationCompressor` write them (src/compressed_tensors/compressors of vllm-project/compressed-tensors).
 //! Packed integers are stored with half their range added, as one stream of bits in I32, zero points along N. Scales
-//! are those of groups or of rows. What the config says of activations is not followed: they are not rounded.
+//! are those of groups, of rows or of the tensor. What the config says of activations is not followed: they are not rounded.
 
 use super::column_order::column_groups;
+use super::filled_rows::of_rows;
 use super::fp8::{self, Blocks};
 use super::groups::Groups;
 use super::integers::{Integers, Order, ZeroOrder, Zeros};
@@ -47,7 +48,7 @@ pub(in crate::checkpoint) struct IntegerScheme {
     /// Whether codes are packed in words.
     pub packed: bool,
     pub symmetric: bool,
-    /// `None`: rows have one scale each.
+    /// `None`: rows have one scale each, or all of them one.
     pub group_size: Option<usize>,
     /// Whether a tensor tells the groups of columns.
     pub is_ordered: bool,
@@ -150,13 +151,21 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
     let (rows, last) = module.rows(lead, codes)?;
     let bits = if packed { bits(module, schemes, last)? } else { 8 };
     let k = last.saturating_mul(code_dtype.bitsize()) / bits;
-    let divided = scales.dims().last().and_then(|groups| Groups::divide(k, *groups));
+    let one_scale = scales.dims().is_empty() || scales.dims() == [1];
+    let count = scales.dims().last().copied().unwrap_or(1);
+    let divided = Groups::divide(k, count).or_else(|| (count == 1 && bits == 8).then(|| of_rows(k)));
     let Some((groups, smaller)) = divided else {
         let expected =
             format!("scales for groups of 32, 64 or 128 of K = {k}, for multiples of these or for rows");
         return Err(module.wrong(SCALES, scales, expected, format!("{:?}", scales.dims())));
     };
-    let symmetric = module.get(ZEROS).is_none();
+    let named = |symmetric| {
+        let is = |scheme: &Scheme| matches!(scheme, Scheme::Integers(named) if named.symmetric == symmetric);
+        schemes.iter().any(is)
+    };
+    // Once the tool wrote zero points of symmetric codes, too.
+    let says_nothing = !named(false) && zero_points_are_zero(module)?;
+    let symmetric = says_nothing || module.get(ZEROS).is_none();
     let scheme = |group_size, is_ordered| IntegerScheme { bits, packed, symmetric, group_size, is_ordered };
     let is_named = |scheme| schemes.contains(&Scheme::Integers(scheme));
     let group_size = match groups.size == k && (is_named(scheme(None, false)) || is_named(scheme(None, true)))
@@ -168,21 +177,17 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
         (true, false) => scheme(group_size, true),
         (_, _) => scheme(group_size, false),
     };
-    let named = |symmetric| {
-        let is = |scheme: &Scheme| matches!(scheme, Scheme::Integers(named) if named.symmetric == symmetric);
-        schemes.iter().any(is)
-    };
     match (named(true), named(false)) {
         (false, true) => module.require(ZEROS, lead, &[Dtype::I32, Dtype::I8]).map(drop)?,
-        (_, false) => module.refuse(ZEROS, "codes are symmetric, the config says")?,
-        (true, true) => {}
+        (_, false) if !says_nothing => module.refuse(ZEROS, "codes are symmetric, the config says")?,
+        (_, _) => {}
     }
     check_scheme(module, lead, schemes, Scheme::Integers(scheme))?;
     if scheme.is_ordered && groups.size < k {
         module.require(ORDER, lead, &[Dtype::I32])?;
     }
     let order = column_groups(module, ORDER, k, groups.size, Some(UNORDERED))?;
-    if packed && scheme.symmetric && groups.size == smaller && order.is_none() {
+    if packed && scheme.symmetric && groups.size == smaller && order.is_none() && !one_scale {
         let format = QuantFormat::symmetric(bits, smaller)?;
         let names = PartNames { codes: lead, scales: SCALES, global_scale: None };
         let weight = module.parts(format, &names, &[code_dtype], scale_dtypes(format.scale()))?;
@@ -192,7 +197,9 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
     let [n] = *rows else {
         return Err(module.wrong(lead, codes, "a shape [N, K]", format!("{:?}", codes.dims())));
     };
-    module.check_dims(SCALES, scales, &[n, groups.count(k)])?;
+    if !one_scale || scheme.group_size.is_some() {
+        module.check_dims(SCALES, scales, &[n, groups.count(k)])?;
+    }
     check_shape(module, &[n, k])?;
     let zeros = (!scheme.symmetric).then(|| zeros(module, lead, scheme, [n, groups.count(k)])).transpose()?;
     let format = match scheme.symmetric {
@@ -230,14 +237,27 @@ fn bits(module: &Module, schemes: &[Scheme], words: usize) -> Result<usize> {
     Ok(widths.iter().find(makes_k).or(widths.first()).copied().unwrap_or(4))
 }
 
-/// The zero points of `[n, groups]`.
+/// Whether there are zero points, a byte each, of which none moves a code.
+fn zero_points_are_zero(module: &Module) -> Result<bool> {
+    match module.get(ZEROS) {
+        Some(stored) if stored.dtype() == Dtype::I8 => {
+            Ok(stored.read::<u8>()?.iter().all(|point| *point == 0))
+        }
+        _ => Ok(false),
+    }
+}
+
+/// The zero points of `[n, groups]`, or a single one for all rows.
 fn zeros(module: &Module, lead: &str, scheme: IntegerScheme, [n, groups]: [usize; 2]) -> Result<Zeros> {
     let (dtype, order, rows) = match scheme.packed {
         true => (Dtype::I32, ZeroOrder::GroupsLast, n.saturating_mul(scheme.bits).div_ceil(32)),
         false => (Dtype::I8, ZeroOrder::Signed, n),
     };
     let stored = module.require(ZEROS, lead, &[dtype])?;
-    module.check_dims(ZEROS, stored, &[rows, groups])?;
+    let is_one = stored.dims().is_empty() || stored.dims() == [1];
+    if !(is_one && order == ZeroOrder::Signed && groups == 1) {
+        module.check_dims(ZEROS, stored, &[rows, groups])?;
+    }
     Ok(Zeros { stored: stored.clone(), order, first: 0, less_one: false })
 }
 

@@ -1,16 +1,23 @@
-//! What `config.json` or `hf_quant_config.json` say of the quantization.
+//! What `config.json`, or a file beside it, says of the quantization.
+//!
+//! | file | written by |
+//! |---|---|
+//! | `config.json`, `quantization_config` | all tools today |
+//! | `hf_quant_config.json`, `quantization` | ModelOpt |
+//! | `quantize_config.json` | AutoGPTQ, before the config had a place for it |
+//! | `quant_config.json` | AutoAWQ, likewise, under names of its own |
 
-use super::compressed::{IntegerScheme, Scheme, PACKED_BITS};
+use super::compressed::Scheme;
 use super::fp8::Blocks;
 use super::gptq;
-use crate::checkpoint::file::Opening;
+use crate::checkpoint::file::{Opening, Tensors};
 use crate::checkpoint::kind::QuantMethod;
 use crate::checkpoint::sidecar::SidecarFiles;
 use crate::{Error, QuantFormat, Result};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-type Object = Map<String, Value>;
+pub(super) type Object = Map<String, Value>;
 
 const REMEDY: &str = "correct the file or fetch it again";
 const OTHER: &str = "use another quantization of the model, for example one written by mlx_lm.convert";
@@ -75,12 +82,13 @@ impl Method {
     }
 }
 
-/// The method that a checkpoint names, if it is not MLX's.
+/// The method that a checkpoint of these tensors names, if it is not MLX's.
 ///
 /// # Errors
 /// If it is one that is not read.
 pub(in crate::checkpoint) fn find_method(
     config: &Value,
+    tensors: &Tensors,
     sidecars: &SidecarFiles,
     opening: &Opening,
 ) -> Result<Option<Method>> {
@@ -91,7 +99,9 @@ pub(in crate::checkpoint) fn find_method(
         let path = sidecars.path("config.json").unwrap_or_default();
         return match object.get("quant_method") {
             None | Some(Value::Null) => Ok(None),
-            Some(method) => Source { path, key: "quantization_config" }.method(method, object).map(Some),
+            Some(method) => {
+                Source { path, key: Some("quantization_config") }.method(method, object).map(Some)
+            }
         };
     }
     const BESIDE: &str = "hf_quant_config.json";
@@ -99,19 +109,48 @@ pub(in crate::checkpoint) fn find_method(
     match settings.as_ref().and_then(|settings| settings.get("quantization")?.as_object()) {
         Some(object) if object.get("quant_algo").is_some_and(|algo| !algo.is_null()) => {
             let path = sidecars.path(BESIDE).unwrap_or_default();
-            Source { path, key: "quantization" }.modelopt(object).map(Some)
+            Source { path, key: Some("quantization") }.modelopt(object).map(Some)
         }
-        _ => Ok(None),
+        _ => older_method(tensors, sidecars, opening),
     }
 }
 
+/// The method that AutoGPTQ or AutoAWQ name in a file of their own.
+fn older_method(tensors: &Tensors, sidecars: &SidecarFiles, opening: &Opening) -> Result<Option<Method>> {
+    // The file may have been left beside another form of the model: codes of theirs (or of Marlin) tell.
+    let is_code = |name: &str| matches!(name.rsplit('.').next(), Some("qweight" | "B"));
+    if !tensors.keys().any(is_code) {
+        return Ok(None);
+    }
+    for name in ["quantize_config.json", "quant_config.json"] {
+        if let Some(settings) = sidecars.json(name, opening)? {
+            let source = Source { path: sidecars.path(name).unwrap_or_default(), key: None };
+            return source.older(&settings).map(Some);
+        }
+    }
+    Ok(None)
+}
+
 /// Where an object of settings stands.
-struct Source {
+pub(super) struct Source {
     path: PathBuf,
-    key: &'static str,
+    /// `None` if it is all of the file.
+    key: Option<&'static str>,
 }
 
 impl Source {
+    /// The method of a file that need not name it: both tools have written both files, each with keys of its own.
+    fn older(&self, settings: &Value) -> Result<Method> {
+        let Value::Object(object) = settings else { return Err(self.wrong("not a JSON object".into())) };
+        let has = |key: &str| object.contains_key(key);
+        match object.get("quant_method").filter(|method| !method.is_null()) {
+            Some(method) => self.method(method, object),
+            None if has("w_bit") || has("q_group_size") || has("zero_point") => self.awq(object),
+            None if has("bits") => self.gptq(object),
+            None => Err(self.wrong("there is none of `quant_method`, `bits` and `w_bit` in it".into())),
+        }
+    }
+
     fn method(&self, method: &Value, object: &Object) -> Result<Method> {
         match method.as_str().map(str::to_ascii_lowercase).as_deref() {
             Some("mxfp4") => Ok(Method::Mxfp4),
@@ -157,152 +196,6 @@ impl Source {
         Ok(Method::ModelOpt)
     }
 
-    fn compressed_tensors(&self, object: &Object) -> Result<Vec<Scheme>> {
-        let top = object.get("format").and_then(Value::as_str);
-        if let Some(sparsity) = object.get("sparsity_config").and_then(|sparsity| sparsity.get("format")) {
-            if sparsity != "dense" {
-                return Err(self.unsupported(format!("compressed-tensors with sparsity format {sparsity}")));
-            }
-        }
-        self.check_transforms(object)?;
-        let Some(Value::Object(groups)) = object.get("config_groups") else {
-            return Err(self.wrong("`config_groups` is missing or no object".into()));
-        };
-        let mut schemes = Vec::new();
-        for (name, group) in groups {
-            let weights = match group.get("weights") {
-                Some(Value::Object(weights)) => weights,
-                None | Some(Value::Null) if group.is_object() => continue,
-                _ => return Err(self.wrong(format!("`config_groups.{name}` does not describe weights"))),
-            };
-            let format = group.get("format").and_then(Value::as_str).or(top);
-            let scheme = self.scheme(name, format, weights)?;
-            if !schemes.contains(&scheme) {
-                schemes.push(scheme);
-            }
-        }
-        match schemes.is_empty() {
-            true => Err(self.wrong("`config_groups` names no format of weights".into())),
-            false => Ok(schemes),
-        }
-    }
-
-    /// Refuses rotations of what layers are given or give, which weights alone don't undo. Queries and keys that are rotated
-    /// alike have the same products.
-    fn check_transforms(&self, object: &Object) -> Result<()> {
-        let groups = match object.get("transform_config") {
-            None | Some(Value::Null) => None,
-            Some(Value::Object(transforms)) => transforms.get("config_groups"),
-            Some(_) => return Err(self.wrong("`transform_config` is no object".into())),
-        };
-        let groups = match groups {
-            None | Some(Value::Null) => return Ok(()),
-            Some(Value::Object(groups)) => groups,
-            Some(_) => return Err(self.wrong("`transform_config.config_groups` is no object".into())),
-        };
-        for (name, group) in groups {
-            let Some(Value::Array(applied)) = group.get("apply") else {
-                let problem =
-                    format!("`transform_config.config_groups.{name}` does not say where it applies");
-                return Err(self.wrong(problem));
-            };
-            let locations = || applied.iter().map(|at| at.get("location").unwrap_or(&Value::Null));
-            let has = |location: &str| locations().any(|at| at == location);
-            let of_attention = has("q_attn") && has("k_cache");
-            let other = locations().find(|at| match at.as_str() {
-                Some("weight_input" | "weight_output") => false,
-                Some("q_attn" | "k_cache") => !of_attention,
-                _ => true,
-            });
-            if let Some(location) = other {
-                let what =
-                    format!("compressed-tensors with transform_config `{name}` at location {location}");
-                return Err(self.unsupported(what));
-            }
-        }
-        Ok(())
-    }
-
-    /// What one of compressed-tensors' groups of modules has.
-    fn scheme(&self, name: &str, format: Option<&str>, weights: &Object) -> Result<Scheme> {
-        let bits = self.number(weights, "num_bits")?;
-        let strategy = weights.get("strategy").and_then(Value::as_str);
-        // Of rows it is -1 or null.
-        let group_size = match strategy {
-            Some("channel") => None,
-            _ => self.number(weights, "group_size")?,
-        };
-        let kind = weights.get("type").and_then(Value::as_str);
-        let found = || {
-            let keys = ["num_bits", "type", "group_size", "strategy", "symmetric"];
-            let shown = keys.map(|key| format!("{key} {}", weights.get(key).unwrap_or(&Value::Null)));
-            format!("`config_groups.{name}.weights` has {}", shown.join(", "))
-        };
-        let float = |format: QuantFormat| {
-            let fits = bits.is_none_or(|bits| bits == format.bits())
-                && group_size.is_none_or(|size| size == format.group_size())
-                && kind.is_none_or(|kind| kind == "float");
-            let wrong = || self.wrong(format!("{}, expected those of {format}", found()));
-            fits.then_some(Scheme::Floats(format)).ok_or_else(wrong)
-        };
-        match format {
-            Some("nvfp4-pack-quantized") => float(QuantFormat::NVFP4),
-            Some("mxfp4-pack-quantized") => float(QuantFormat::MXFP4),
-            Some("mxfp8-quantized") => {
-                let size = Some((1, QuantFormat::MXFP8.group_size()));
-                float(QuantFormat::MXFP8).map(|_| Scheme::Float8(Blocks { size, exponents: true }))
-            }
-            Some(integers @ ("pack-quantized" | "int-quantized")) => {
-                let packed = integers == "pack-quantized";
-                let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
-                let of_rows = group_size.is_none() && strategy == Some("channel");
-                let of_groups = group_size.is_some_and(|size| size % 32 == 0);
-                let bits = match (packed, bits) {
-                    (true, bits) => bits.filter(|bits| PACKED_BITS.contains(bits)),
-                    // Whatever their range, each is a byte.
-                    (false, bits) => bits.filter(|bits| *bits <= 8).map(|_| 8),
-                };
-                match bits.filter(|_| (of_rows || of_groups) && kind.is_none_or(|kind| kind == "int")) {
-                    Some(bits) => {
-                        // By weight it says only how the tool went on.
-                        let order = weights.get("actorder").and_then(Value::as_str);
-                        let is_ordered = matches!(order, Some("group" | "dynamic"));
-                        let scheme = IntegerScheme { bits, packed, symmetric, group_size, is_ordered };
-                        Ok(Scheme::Integers(scheme))
-                    }
-                    None => {
-                        let bits = if packed { "2, 3, 4, 5, 6 or 8" } else { "8 or fewer" };
-                        let read = format!(
-                            "num_bits {bits}, type int, group_size a multiple of 32 or strategy channel"
-                        );
-                        Err(self.unsupported(format!("{integers} that is not {read}: {}", found())))
-                    }
-                }
-            }
-            Some(floats @ ("float-quantized" | "naive-quantized")) => {
-                let size = match strategy {
-                    Some("tensor" | "channel") => Some(None),
-                    Some("block") => {
-                        Some(Some(self.sides("block_structure", weights.get("block_structure"))?))
-                    }
-                    _ => None,
-                };
-                let fits = bits == Some(8) && kind == Some("float");
-                match size.filter(|_| fits) {
-                    Some(size) => Ok(Scheme::Float8(Blocks { size, exponents: false })),
-                    None => {
-                        let read = "num_bits 8, type float, strategy tensor, channel or block";
-                        Err(self.unsupported(format!("{floats} that is not {read}: {}", found())))
-                    }
-                }
-            }
-            other => {
-                let other = other.map_or("null".into(), |other| format!("{other:?}"));
-                Err(self.unsupported(format!("compressed-tensors with format {other}")))
-            }
-        }
-    }
-
     fn fp8(&self, object: &Object) -> Result<Method> {
         for (key, read) in [("fmt", "e4m3"), ("expert_dtype", "fp8")] {
             match object.get(key) {
@@ -336,11 +229,13 @@ impl Source {
                 return Err(self.unsupported(format!("quant_method \"awq\" with version {version}")));
             }
         };
-        match self.number(object, "bits")? {
+        // The older names of AutoAWQ's own file.
+        let key = |name, older| if object.contains_key(older) { older } else { name };
+        match self.number(object, key("bits", "w_bit"))? {
             None | Some(4) => {}
             Some(bits) => return Err(self.unsupported(format!("quant_method \"awq\" with {bits} bits"))),
         }
-        let group_size = self.group_size(object)?;
+        let group_size = self.group_size(object, key("group_size", "q_group_size"))?;
         let zero_point = object.get("zero_point") != Some(&Value::Bool(false));
         Ok(Method::Awq(AwqConfig { version, group_size, zero_point }))
     }
@@ -370,7 +265,7 @@ impl Source {
         if let Some(bits) = bits.filter(|bits| !gptq::BITS.contains(bits)) {
             return unsupported("bits", &bits.into());
         }
-        let group_size = self.group_size(object)?;
+        let group_size = self.group_size(object, "group_size")?;
         let symmetric = object.get("sym") != Some(&Value::Bool(false));
         // Settings of single modules: the shapes of their tensors say the same.
         let differ =
@@ -380,11 +275,11 @@ impl Source {
         Ok(Method::Gptq(GptqConfig { bits, group_size, symmetric, zeros_less_one, is_ordered }))
     }
 
-    /// `group_size`; `None` for -1, AutoGPTQ's and AutoAWQ's word for one group, whatever K is.
-    fn group_size(&self, object: &Object) -> Result<Option<usize>> {
-        match object.get("group_size") {
+    /// The size of groups; `None` for -1, AutoGPTQ's and AutoAWQ's word for one group, whatever K is.
+    fn group_size(&self, object: &Object, name: &str) -> Result<Option<usize>> {
+        match object.get(name) {
             Some(Value::Number(number)) if number.as_i64() == Some(-1) => Ok(None),
-            _ => self.number(object, "group_size"),
+            _ => self.number(object, name),
         }
     }
 
@@ -397,7 +292,7 @@ impl Source {
     }
 
     /// Rows and columns of a block.
-    fn sides(&self, name: &str, value: Option<&Value>) -> Result<(usize, usize)> {
+    pub(super) fn sides(&self, name: &str, value: Option<&Value>) -> Result<(usize, usize)> {
         let sides = value.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let side = |value: &Value| {
             value.as_u64().and_then(|side| usize::try_from(side).ok()).filter(|side| *side > 0)
@@ -414,7 +309,7 @@ impl Source {
     }
 
     /// A positive whole number; `None` if absent or null.
-    fn number(&self, object: &Object, name: &str) -> Result<Option<usize>> {
+    pub(super) fn number(&self, object: &Object, name: &str) -> Result<Option<usize>> {
         match object.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_u64().and_then(|number| usize::try_from(number).ok()) {
@@ -424,11 +319,15 @@ impl Source {
         }
     }
 
-    fn wrong(&self, problem: String) -> Error {
-        Error::file(&self.path, format!("`{}`: {problem}", self.key), REMEDY)
+    pub(super) fn wrong(&self, problem: String) -> Error {
+        let problem = match self.key {
+            Some(key) => format!("`{key}`: {problem}"),
+            None => problem,
+        };
+        Error::file(&self.path, problem, REMEDY)
     }
 
-    fn unsupported(&self, what: String) -> Error {
+    pub(super) fn unsupported(&self, what: String) -> Error {
         Error::Unsupported { what: format!("{what} ({})", self.path.display()), remedy: OTHER.into() }
     }
 }

@@ -101,8 +101,23 @@ impl Packing {
     }
 }
 
-/// What tools keep in an attention for rounded queries, keys and values, which are not rounded here.
-const OF_CACHE: [&str; 6] = ["q_scale", "k_scale", "v_scale", "q_zero_point", "k_zero_point", "v_zero_point"];
+/// What tools keep in an attention for rounded queries, keys and values, which are not rounded here; keys and values shared
+/// `kv_scale` in the first FP8 checkpoints.
+const OF_CACHE: [&str; 7] =
+    ["q_scale", "k_scale", "v_scale", "kv_scale", "q_zero_point", "k_zero_point", "v_zero_point"];
+/// What AutoFP8 and compressed-tensors called the same before: the outputs of these projections.
+const OUTPUTS: [&str; 2] = ["output_scale", "output_zero_point"];
+const OF_QUERIES_KEYS_VALUES: [&str; 4] = ["q_proj", "k_proj", "v_proj", "qkv_proj"];
+
+/// Whether a tensor is about rounded queries, keys and values.
+fn is_of_cache(name: &str) -> bool {
+    let (module, last) = name.rsplit_once('.').unwrap_or(("", name));
+    let of_output = || {
+        let projection = module.rsplit('.').next().unwrap_or_default();
+        OUTPUTS.contains(&last) && OF_QUERIES_KEYS_VALUES.contains(&projection)
+    };
+    OF_CACHE.contains(&last) || of_output()
+}
 
 /// The logical tensors of a checkpoint.
 ///
@@ -148,18 +163,16 @@ pub(super) fn of(tensors: &Tensors, method: &Method, warnings: &Warnings) -> Res
         }
         hidden.insert(bias);
     }
-    let of_activations = |name: &str| name.rsplit('.').next().is_some_and(|last| OF_CACHE.contains(&last));
-    if let Method::CompressedTensors(_) | Method::Fp8(_) | Method::ModelOpt = method {
-        for (name, tensor) in tensors.iter().filter(|(name, _)| of_activations(name)) {
-            warnings.once(
-                "scales of rounded keys and values".into(),
-                format!(
-                    "{}: scales of rounded keys and values (`{name}`) are not used: neither is rounded here",
-                    tensor.path().display()
-                ),
-            );
-            hidden.insert(name.to_owned());
-        }
+    // Whatever rounds the weights: the cache is rounded by other tools, afterwards.
+    for (name, tensor) in tensors.iter().filter(|(name, _)| is_of_cache(name)) {
+        warnings.once(
+            "scales of rounded keys and values".into(),
+            format!(
+                "{}: scales of rounded keys and values (`{name}`) are not used: neither is rounded here",
+                tensor.path().display()
+            ),
+        );
+        hidden.insert(name.to_owned());
     }
     for name in tensors.keys().filter(|name| !hidden.contains(*name)) {
         index.insert(name.to_owned(), IndexEntry::Same);

@@ -7,6 +7,7 @@
 //! bias are rounded, each once.
 
 use super::column_order::ReorderedIntegers;
+use super::filled_rows::FilledRows;
 use super::groups::Groups;
 use super::module::Module;
 use crate::checkpoint::file::{candle_dtype, StoredTensor};
@@ -43,7 +44,7 @@ pub(super) enum ZeroOrder {
     GroupsLast,
     /// `[N, groups * bits / 32]` words, as many as there is room for: for each row the stream of its groups.
     Rows,
-    /// `[N, groups]` bytes in two's complement.
+    /// `[N, groups]` bytes in two's complement, or a single one for all.
     Signed,
 }
 
@@ -67,7 +68,7 @@ pub(super) struct Integers {
     pub groups: Groups,
     pub codes: StoredTensor,
     pub order: Order,
-    /// `[N, groups]` or more columns, `[groups, N]` if codes are in [`Order::Columns`].
+    /// `[N, groups]` or more columns, `[groups, N]` if codes are in [`Order::Columns`]; or a single one for all.
     pub scales: StoredTensor,
     /// What all scales are multiplied by.
     pub multiplier: Option<f32>,
@@ -81,10 +82,17 @@ impl Integers {
         self.order == Order::Columns
     }
 
+    fn has_one_scale(&self) -> bool {
+        self.scales.size_in_bytes() == self.scales.dtype().bitsize() / 8
+    }
+
     /// The scales of so many groups of the file, `[N, groups]`.
     fn scales(&self, groups: usize) -> Result<Tensor> {
         let scales = self.scales.load(&Device::Cpu)?;
         let scales = match self.groups_first() {
+            _ if self.has_one_scale() => {
+                scales.reshape((1, 1))?.broadcast_as((self.n, groups))?.contiguous()?
+            }
             true => scales.reshape((groups, self.n))?.t()?,
             false => {
                 let columns = scales.elem_count() / self.n.max(1);
@@ -146,7 +154,8 @@ impl Integers {
         }
     }
 
-    /// Some rows, some columns at whole words, and some of `count` groups of the file, which stay what they are to all columns.
+    /// Some rows, some columns at whole words (or bytes), and some of `count` groups of the file, which stay what they are to all
+    /// columns.
     pub(super) fn part(
         &self,
         (rows, of_k): (&Range<usize>, &Range<usize>),
@@ -157,15 +166,17 @@ impl Integers {
         let words = |k: usize| k / 32 * bits;
         let of_words = words(of_k.start)..words(of_k.end);
         let codes = match self.order {
-            Order::Rows | Order::Signed => {
-                part(&self.codes, [self.n, words(self.k) * WORD], rows, &scaled(&of_words, WORD))?
-            }
+            // Also where rows are no whole 32.
+            Order::Rows if bits == 8 => part(&self.codes, [self.n, self.k], rows, of_k)?,
+            Order::Rows => part(&self.codes, [self.n, words(self.k) * WORD], rows, &scaled(&of_words, WORD))?,
+            Order::Signed => part(&self.codes, [self.n, self.k], rows, of_k)?,
             Order::Columns => {
                 part(&self.codes, [words(self.k), self.n * WORD], &of_words, &scaled(rows, WORD))?
             }
         };
         let size = self.scales.dtype().bitsize() / 8;
         let scales = match self.groups_first() {
+            _ if self.has_one_scale() => self.scales.clone(),
             true => part(&self.scales, [count, self.n * size], of_groups, &scaled(rows, size))?,
             false => {
                 let columns = self.scales.size_in_bytes() / self.n.max(1);
@@ -179,9 +190,13 @@ impl Integers {
 }
 
 impl Integers {
-    /// The weight of a module, whose columns may have groups of their own.
+    /// The weight of a module, whose columns may have groups of their own. Rows of 8 bits need not be whole groups, if they are a
+    /// group each.
     pub(super) fn into_weight(self, module: &Module, order: Option<Vec<u32>>) -> Result<Weight> {
         let dims = vec![self.n, self.k];
+        if !self.k.is_multiple_of(self.format.group_size()) {
+            return Ok(Weight::Irregular(IrregularWeight::new(module.path, dims, FilledRows::new(self)?)));
+        }
         Ok(match order {
             None => Weight::Packed(PackedWeight::new(module.path, self.format, dims, self)),
             Some(groups) => {
@@ -253,12 +268,20 @@ fn scaled(range: &Range<usize>, size: usize) -> Range<usize> {
 }
 
 impl Zeros {
+    /// Whether a single one is for all.
+    fn is_one(&self) -> bool {
+        self.order == ZeroOrder::Signed && self.stored.size_in_bytes() == 1
+    }
+
     /// The zeros, F32 `[n, groups]`.
     fn load(&self, bits: usize, n: usize, groups: usize) -> Result<Tensor> {
         if self.order == ZeroOrder::Signed {
             let bytes = self.stored.read::<u8>()?.into_iter();
             let zeros: Vec<f32> = bytes.map(|byte| f32::from(byte ^ 0x80)).collect();
-            return Ok(Tensor::from_vec(zeros, (n, groups), &Device::Cpu)?);
+            let dims = if self.is_one() { (1, 1) } else { (n, groups) };
+            return Ok(Tensor::from_vec(zeros, dims, &Device::Cpu)?
+                .broadcast_as((n, groups))?
+                .contiguous()?);
         }
         let mut words = self.stored.read::<u32>()?;
         let (streams, length) = match self.order {
@@ -298,6 +321,7 @@ impl Zeros {
         let (along, across, streams) = match self.order {
             ZeroOrder::Rows => (groups, rows, n),
             ZeroOrder::GroupsFirst | ZeroOrder::GroupsLast => (rows, groups, count),
+            ZeroOrder::Signed if self.is_one() => return Ok(self.clone()),
             ZeroOrder::Signed => {
                 return Ok(Self { stored: part(&self.stored, [n, count], rows, groups)?, ..self.clone() })
             }

@@ -23,7 +23,10 @@ mod awq_gemv;
 mod bitsandbytes;
 mod column_order;
 mod compressed;
+mod compressed_config;
 mod config;
+mod filled_rows;
+mod flat_blocks;
 mod fp8;
 mod gpt_oss;
 mod gptq;
@@ -82,7 +85,7 @@ impl HfCheckpoint {
             (Packing::Words, Method::Mxfp4) => module::words(&module, QuantFormat::MXFP4),
             (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::MXFP8),
             (Packing::Awq, Method::Awq(config)) => awq::weight(&module, config),
-            (Packing::BitsAndBytes, _) => bitsandbytes::weight(&module),
+            (Packing::BitsAndBytes, _) => bitsandbytes::weight(&module, &self.warnings),
             (Packing::Hqq, _) => hqq::weight(&module, &self.warnings),
             (Packing::Gptq, Method::Gptq(config)) => gptq::weight(&module, config),
             (Packing::CompressedTensors, Method::CompressedTensors(schemes)) => {

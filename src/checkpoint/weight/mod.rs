@@ -39,7 +39,7 @@ pub(super) use filled::{filled_columns, filled_group_size, Filled};
 pub(super) use ggml_types::{block_type, BlockType, Kind, Nibbles, EARLY_MXFP4};
 pub(super) use layout::{Dequantize, GgmlBlocks, IrregularLayout, Layout, SliceInMemory};
 pub(super) use parts::{GlobalScale, GlobalScaleMeaning, Parts};
-pub(super) use row_classes::{CutInMemory, RowClasses, StoredGroups};
+pub(super) use row_classes::{gcd, CutInMemory, RowClasses, StoredGroups};
 pub(super) use row_order::halves_of_pairs;
 pub(super) use slice::Slice;
 pub(super) use tiled::{TiledFp8, Tiles};

@@ -20,7 +20,8 @@ const FEWEST_ROWS: usize = 4;
 /// Of the place and the class of a row.
 const PLACE_BITS: usize = 2 * 8 * size_of::<u32>();
 
-fn gcd(a: usize, b: usize) -> usize {
+/// 1 for zeros.
+pub(in crate::checkpoint) fn gcd(a: usize, b: usize) -> usize {
     let (mut a, mut b) = (a, b);
     while b > 0 {
         (a, b) = (b, a % b);

@@ -19,12 +19,14 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
+mod activations;
 mod companions;
 mod digests;
 mod report;
 mod shapes;
 mod values;
 
+pub use activations::unrounded_activations;
 pub use digests::{verify_digest, verify_digests};
 pub use report::{Finding, Severity, VerifyReport};
 
@@ -74,8 +76,9 @@ pub fn verify(checkpoint: &Checkpoint) -> VerifyReport {
     findings.extend(wrong.iter().map(|error| Finding::from_error(None, error)));
     findings.extend(checkpoint.warnings().into_iter().map(Finding::warning));
     let kind = Some(checkpoint.kind().to_string());
-    let digests = digests.len();
-    let mut report = VerifyReport { kind, tensors, bytes, digests, shapes_unchecked: model.err(), findings };
+    let (digests, notes) = (digests.len(), unrounded_activations(checkpoint).into_iter().collect());
+    let mut report =
+        VerifyReport { kind, tensors, bytes, digests, shapes_unchecked: model.err(), findings, notes };
     report.sort();
     report
 }

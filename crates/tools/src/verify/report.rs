@@ -44,6 +44,8 @@ pub struct VerifyReport {
     pub shapes_unchecked: Option<String>,
     /// What is wrong or odd, worst first, tensors in natural order.
     pub findings: Vec<Finding>,
+    /// What is computed otherwise than the checkpoint says, though nothing is wrong with it.
+    pub notes: Vec<String>,
 }
 
 impl Finding {
@@ -94,6 +96,7 @@ impl VerifyReport {
             digests: 0,
             shapes_unchecked: Some("it can't be opened".into()),
             findings: vec![Finding::from_error(None, error)],
+            notes: Vec::new(),
         }
     }
 
@@ -122,7 +125,7 @@ impl VerifyReport {
     }
 }
 
-/// A summary of one line; the findings are not in it.
+/// A summary of one line; findings and notes are not in it.
 impl fmt::Display for VerifyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(kind) = &self.kind else {

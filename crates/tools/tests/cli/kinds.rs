@@ -79,6 +79,42 @@ fn fixtures_of_every_kind_are_fine_and_equal_to_themselves() {
     }
 }
 
+/// Where a config wants activations rounded, `inspect` and `verify` say in a line that they stay as they are; nothing is wrong
+/// with such a checkpoint.
+#[test]
+fn activations_that_stay_unrounded_are_told() {
+    for (name, wanted) in [
+        ("ct-w8a8", Some("8-bit int")),
+        ("ct-llmc-w4a8", Some("8-bit int")),
+        ("ct-fp8-channel", Some("8-bit float")),
+        ("fp8-128x128", Some("8-bit float")),
+        ("modelopt-fp8-rows", Some("8-bit float")),
+        ("modelopt-nvfp4", Some("4-bit float")),
+        ("bnb-int8", Some("8-bit int")),
+        ("bnb-nf4", None),
+        ("ct-int8-channel", None),
+        ("ct-mxfp4", None),
+        ("gptq-b4-g128", None),
+    ] {
+        let path = fixture("hf").join(name);
+        let path = path.to_str().unwrap();
+        let (code, verified, _) = run(&["verify", "--strict", path]);
+        let (_, inspected, _) = run(&["inspect", path]);
+        for text in [&verified, &inspected] {
+            let told: Vec<_> =
+                text.lines().filter(|line| line.starts_with("note: activations stay")).collect();
+            assert_eq!(told.len(), usize::from(wanted.is_some()), "{name}: {text}");
+            assert!(
+                told.iter().all(|line| line.contains(wanted.unwrap()) && line.contains("config")),
+                "{told:?}"
+            );
+        }
+        assert_eq!(code, 0, "{name}: {verified}");
+        let (_, report) = run_json(&["verify", "--json", path]);
+        assert_eq!(report["notes"].as_array().unwrap().len(), usize::from(wanted.is_some()), "{name}");
+    }
+}
+
 #[test]
 fn blobs_that_are_not_what_their_digest_says_are_found() {
     let whole = store("current");

@@ -9,6 +9,7 @@ use candle_quant::{Checkpoint, WeightSummary};
 use candle_quant_models::sharding::{Footprint, ShardPlan, Workload};
 use candle_quant_models::Config;
 use candle_quant_tools::provenance::{provenance, Statement};
+use candle_quant_tools::verify::unrounded_activations;
 use serde_json::{json, Value};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -108,6 +109,7 @@ impl Report {
             }
         }
         report.odd.extend(checkpoint.warnings());
+        report.odd.extend(unrounded_activations(checkpoint));
         match provenance(checkpoint) {
             Ok(statements) => report.provenance = statements,
             Err(error) => report.odd.push(format!("where it comes from is not known: {error}")),

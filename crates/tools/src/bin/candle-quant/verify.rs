@@ -54,5 +54,8 @@ fn print(out: &mut impl Write, report: &VerifyReport, all: bool) -> io::Result<(
     if let Some(more @ 1..) = report.findings.len().checked_sub(shown) {
         writeln!(out, "and {more} more; --all prints them")?;
     }
+    for note in &report.notes {
+        writeln!(out, "note: {note}")?;
+    }
     writeln!(out, "{report}")
 }
