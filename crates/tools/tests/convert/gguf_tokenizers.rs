@@ -15,7 +15,10 @@ fn source(tokenizer: &Value) -> (TempDir, Checkpoint) {
     let folder = tempfile::tempdir().unwrap();
     let mut config = json_file(bundled_path("tiny-bf16").join("config.json"));
     // Ids of the bundled tokenizer.
-    config.as_object_mut().unwrap().retain(|key, _| !["bos_token_id", "eos_token_id"].contains(&key.as_str()));
+    config
+        .as_object_mut()
+        .unwrap()
+        .retain(|key, _| !["bos_token_id", "eos_token_id"].contains(&key.as_str()));
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     let weights = "model.safetensors";
     fs::copy(bundled_path("tiny-bf16").join(weights), folder.path().join(weights)).unwrap();

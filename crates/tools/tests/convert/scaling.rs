@@ -240,7 +240,7 @@ fn scales_of_other_dimensions_are_refused() {
 #[test]
 fn an_interrupted_search_goes_on() {
     let source = bundled("tiny-bf16");
-    let text = CalibrationText::new(&source, &stories(), 64).unwrap();
+    let text = CalibrationText::new(&source, &stories(0..6), 64).unwrap();
     let plan = |format: &str| {
         let recipe = Recipe::named("uniform", format.parse().unwrap()).unwrap();
         ConvertPlan::new(&source, &ConvertOptions::mlx(recipe)).unwrap()
@@ -252,11 +252,11 @@ fn an_interrupted_search_goes_on() {
         told.borrow_mut().clear();
         column_scales(&plan(format), text, Some(&file), &|done, all| told.borrow_mut().push((done, all)))
     };
-    let all = find("affine-3-g64", &text).unwrap();
+    let all = find("3:g64", &text).unwrap();
     let count = told.borrow().len() - 1;
     assert!(count > 4 && *told.borrow() == (0..=count).map(|done| (done, count)).collect::<Vec<_>>());
     let complete = fs::read(&file).unwrap();
-    assert_eq!(find("affine-3-g64", &text).unwrap(), all);
+    assert_eq!(find("3:g64", &text).unwrap(), all);
     assert_eq!(*told.borrow(), [(count, count)]);
 
     // Only the first ones were found, and one of them is another: it is not looked for again.
@@ -270,18 +270,18 @@ fn an_interrupted_search_goes_on() {
         (index.to_string(), if index == changed { (tensor * 2.).unwrap() } else { tensor.clone() })
     });
     fs::write(&file, safetensors::serialize(begun.collect::<Vec<_>>(), metadata).unwrap()).unwrap();
-    let resumed = find("affine-3-g64", &text).unwrap();
+    let resumed = find("3:g64", &text).unwrap();
     assert_eq!(told.borrow().first(), Some(&(changed + 1, count)));
     let different = all.inputs().filter(|input| resumed.get(*input) != all.get(*input)).count();
     assert_eq!(different, 1);
 
     let remedy = "remove it, or give another file";
     let other = CalibrationText::new(&source, "Once upon a time.", 64).unwrap();
-    for result in [find("affine-4-g64", &text), find("affine-3-g64", &other)] {
+    for result in [find("4:g64", &text), find("3:g64", &other)] {
         rejected(result, &["scales of another source, text or conversion", remedy]);
     }
     fs::write(&file, &complete[..complete.len() - 1]).unwrap();
-    rejected(find("affine-3-g64", &text), &["no scales of columns", remedy]);
+    rejected(find("3:g64", &text), &["no scales of columns", remedy]);
     fs::write(&file, safetensors::serialize([("0", &tensors["0"])], None).unwrap()).unwrap();
-    rejected(find("affine-3-g64", &text), &["`candle_quant.column_scales`", remedy]);
+    rejected(find("3:g64", &text), &["`candle_quant.column_scales`", remedy]);
 }

@@ -43,7 +43,7 @@ impl Journal {
 }
 
 /// The SHA-256 of all that decides about the bytes of the output, but for the numbers of the source.
-pub(super) fn fingerprint(plan: &ConvertPlan) -> Result<String> {
+pub(in crate::convert) fn fingerprint(plan: &ConvertPlan) -> Result<String> {
     let mut hasher = sha256::Hasher::default();
     hasher.update(env!("CARGO_PKG_VERSION"));
     for file in &plan.files {

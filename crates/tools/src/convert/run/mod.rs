@@ -24,6 +24,7 @@ pub use convert::{convert, measure};
 pub use destination::check_output;
 pub(crate) use distinct::distinct_name;
 pub use event::ConvertEvent;
+pub(super) use journal::fingerprint;
 pub use options::RunOptions;
 pub use quality::{ConvertReport, Quality, WrittenFile};
 pub(super) use shard_file::ShardFile;

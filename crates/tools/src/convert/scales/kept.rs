@@ -51,7 +51,8 @@ impl<'p> Kept<'p> {
         let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| wrong(error.to_string()))?;
         let stated = metadata.metadata().as_ref().and_then(|entries| entries.get(KEY));
         if stated.ok_or_else(|| wrong(format!("its metadata have no `{KEY}`")))? != &of {
-            let problem = "scales of another source, text or conversion, or of this source before it was changed";
+            let problem =
+                "scales of another source, text or conversion, or of this source before it was changed";
             return Err(Error::file(file, problem, REMEDY));
         }
         let tensors = SafeTensors::deserialize(&bytes).map_err(|error| wrong(error.to_string()))?;
@@ -61,14 +62,15 @@ impl<'p> Kept<'p> {
             match (tensor.dtype(), tensor.shape(), expected) {
                 (Dtype::F32, [0], Some(_)) => Ok(None),
                 (Dtype::F32, shape, Some(expected)) if shape == expected => {
-                    let numbers = tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+                    let numbers =
+                        tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
                     let numbers: Vec<f32> = numbers.collect();
                     let [_, k] = expected;
                     Ok(Some(numbers.chunks_exact(k.max(1)).map(<[f32]>::to_vec).collect()))
                 }
-                (dtype, shape, expected) => {
-                    Err(wrong(format!("`{index}`: expected {expected:?} of F32, found {shape:?} of {dtype:?}")))
-                }
+                (dtype, shape, expected) => Err(wrong(format!(
+                    "`{index}`: expected {expected:?} of F32, found {shape:?} of {dtype:?}"
+                ))),
             }
         });
         Ok(Self { path, of, found: found.collect::<Result<_>>()? })
