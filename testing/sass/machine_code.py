@@ -92,6 +92,13 @@ class Kernel:
         candidates = [loop for loop in candidates if loop.weight_loads and loop.count("HMMA")]
         return min(candidates, key=lambda loop: len(loop.body), default=None)
 
+    def loops_of_fma(self):
+        """The loops that load weights and multiply them on CUDA cores, none inside another, by how many rows of x they take:
+        the most multiplications last."""
+        candidates = [Loop(self, *bounds) for bounds in self.loops()]
+        candidates = [loop for loop in candidates if loop.weight_loads and loop.count("FFMA") and not loop.inner_loops]
+        return sorted(candidates, key=lambda loop: loop.count("FFMA"))
+
     def loop_of_tiles(self):
         """The smallest loop that copies keys and values and multiplies them; None if there is none."""
         candidates = [Loop(self, *bounds) for bounds in self.loops()]

@@ -52,6 +52,7 @@ class Measured:
     hot_loop: HotLoop = None
     hmma_chain: int = None
     instructions_per_hmma: float = None
+    of_rows: dict = field(default_factory=dict)  # rows of x: instructions per weight, on CUDA cores
     wholes: dict = field(default_factory=dict)  # N x K: whole.Whole
 
     def budget(self):
@@ -63,6 +64,8 @@ class Measured:
             values["instructions_per_hmma"] = round(self.instructions_per_hmma, 2)
         if self.hmma_chain is not None:
             values["hmma_chain"] = self.hmma_chain
+        if self.of_rows:
+            values["of_rows"] = {rows: round(per_weight, 3) for rows, per_weight in self.of_rows.items()}
         if self.wholes:
             values["whole"] = {shape: round(launch.per_weight, 3) for shape, launch in self.wholes.items()}
         return values
@@ -72,6 +75,9 @@ class Measured:
             return f"{self.hot_loop} {self.hmma_chain:5d}"
         if self.instructions_per_hmma is not None:
             return f"{self.instructions_per_hmma:.2f} instructions for each HMMA, of which {self.hmma_chain} in a row"
+        if self.of_rows:
+            figures = ", ".join(f"{per_weight:.2f}" for per_weight in self.of_rows.values())
+            return f"{figures} instructions per weight of {', '.join(self.of_rows)} rows of x"
         return ""
 
 
@@ -92,7 +98,13 @@ def measure(kernel, launches):
         measured.instructions_per_hmma = len(loop.body) / loop.count("HMMA")
         # Codes of four bits, scales and biases are few bytes for each lane.
         return measured, complaints + ([] if re.match(CODES, kernel.name) else copy_complaints(kernel))
+    if simt := re.fullmatch(SIMT, kernel.name):
+        measured.of_rows = of_rows(kernel.loops_of_fma(), simt[1])
+        found = [] if measured.of_rows else [f"not {len(ROWS_OF_SIMT)} loops that load weights and multiply them"]
+        return measured, complaints + found
     gemv, tiles = Gemv.from_name(kernel.name), re.fullmatch(TILES, kernel.name)
+    if not gemv and kernel.name.startswith("gemv_"):
+        return measured, complaints + ["a format that gemv.py does not list: its instructions would not be counted"]
     if not gemv and not tiles:
         return measured, complaints
     loop = kernel.loop_of_tiles() if tiles else kernel.hot_loop()
@@ -127,6 +139,21 @@ def instructions_per_hmma(name, loop):
     passes = [inner for inner in loop.inner_loops if inner.count("HMMA")]
     more_trips = hmma // loop.count("HMMA") - 1
     return (len(loop.body) + more_trips * sum(len(inner.body) for inner in passes)) / hmma
+
+
+# The matmuls in f32 have a loop for each of these rows of x. A lane has two rows of the weight, of each 32 weights at a time,
+# of the other formats 16: `LANE_WEIGHTS` of cuda/formats/codes.cuh.
+SIMT = r"simt_(\w+?)(_experts)?"
+ROWS_OF_SIMT = ("1", "2", "4")
+SIXTEEN_OF_A_LANE = ("nvfp4", "q2_k", "q6_k")
+
+
+def of_rows(loops, format_):
+    """{rows of x: instructions per weight}, empty if there are other loops than those."""
+    weights = 2 * (16 if format_ in SIXTEEN_OF_A_LANE else 32)
+    if len(loops) != len(ROWS_OF_SIMT):
+        return {}
+    return {rows: len(loop.body) / weights for rows, loop in zip(ROWS_OF_SIMT, loops)}
 
 
 def memory_complaints(kernel):

@@ -12,7 +12,8 @@ multiprocessor, of products of many rows of x and of linear attention one. Every
 the next one start only after, and where no ids have to be awaited its first weights are loaded before. Every tensor-core
 GEMV also: its hot loop loads weights 16 bytes at a time, multiplies them with HMMA, and takes no more instructions per
 weight than its budget (a regression) and its goal (what the design needs to reach the memory bandwidth of an H200);
-nor does the whole kernel at the shapes of launches.json. Every tile kernel: weights and x are copied 16 bytes at a time, no
+nor does the whole kernel at the shapes of launches.json. Every product on CUDA cores: no more instructions per weight than its
+budget for that many rows of x. Every tile kernel: weights and x are copied 16 bytes at a time, no
 more instructions per HMMA than its budget; so are keys and values of attention, those of the first tiles before the wait if there
 is but one new token. Of all these: no more HMMA in a row than its budget.
 """
@@ -51,12 +52,14 @@ def compare(name, measured, budgets):
         complaints.append(f"{per_weight or 0:.2f} instructions per weight, more than the goal of {goal}")
     if not budget:
         return complaints + ["no budget: run with --update, and commit"]
-    wholes = {shape: whole.per_weight for shape, whole in measured.wholes.items()}
+    wholes, of_rows = {shape: whole.per_weight for shape, whole in measured.wholes.items()}, budget.get("of_rows", {})
     figures = [
         ("registers", measured.registers, budget["registers"], 1),
         ("instructions per weight", per_weight, budget.get("instructions_per_weight"), TOLERANCE),
         ("instructions per HMMA", measured.instructions_per_hmma, budget.get("instructions_per_hmma"), TOLERANCE),
         ("HMMA in a row", measured.hmma_chain, budget.get("hmma_chain"), 1),
+        *((f"instructions per weight of {rows} rows of x", measured.of_rows.get(rows), of_rows.get(rows), TOLERANCE)
+          for rows in sorted(measured.of_rows.keys() | of_rows.keys())),
         *((f"instructions per weight of the whole kernel at {shape}", wholes.get(shape), budget.get("whole", {}).get(shape),
            TOLERANCE) for shape in sorted(wholes.keys() | budget.get("whole", {}).keys())),
     ]

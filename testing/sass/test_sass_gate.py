@@ -110,9 +110,45 @@ class Measuring(unittest.TestCase):
         for kept in ("ISETP.GE.AND P0, PT, R4, RZ, PT", "STS [R4], R12", "IADD3 R3, R4, R5, RZ"):
             self.assertEqual(chain(*[one] * 10, kept, *[one] * 6), 16, kept)
 
+    def test_a_format_that_is_not_known(self):
+        self.assertIn("does not list", complaints_of(kernel(name="gemv_q9_k_m1"))[0])
+
     def test_a_loop_that_is_not_unrolled(self):
         body = [*BODY[:-1], f"inner: {BODY[-1]}", "@P2 BRA inner"]
         self.assertIn("not unrolled", complaints_of(kernel(body=body))[0])
+
+
+class OnCudaCores(unittest.TestCase):
+    NAME = "simt_q4_k"
+
+    @staticmethod
+    def code(*bodies):
+        """Loops of weights' loads and so many multiplications, one behind the other, in one that goes through rows."""
+        code = []
+        for number, (fma, others) in enumerate(bodies):
+            load = "LDG.E.128.LTC128B.CONSTANT R8, desc[UR4][R2.64]"
+            code += [f"loop{number}: {load}", *["FFMA R4, R8, R12, R4"] * fma, *["NOP"] * others, f"@P1 BRA loop{number}"]
+        return ["rows: MOV R1, R2", *code, "@P2 BRA rows", "EXIT"]
+
+    def measure(self, *bodies, name=NAME):
+        return measure(assembled(self.code(*bodies), name=name), LAUNCHES)
+
+    def test_counts_the_loop_of_each_number_of_rows(self):
+        measured, complaints = self.measure((256, 60), (64, 30), (128, 40))
+        self.assertEqual((complaints, measured.of_rows), ([], {"1": 96 / 64, "2": 170 / 64, "4": 318 / 64}))
+        self.assertEqual(self.measure((32, 62), (64, 30), (128, 30), name="simt_q6_k_experts")[0].of_rows["1"], 3)
+
+    def test_other_loops(self):
+        self.assertEqual(self.measure((256, 60), (64, 30))[1], ["not 3 loops that load weights and multiply them"])
+
+    def test_instructions(self):
+        budget = self.measure((256, 60), (64, 30), (128, 40))[0].budget()
+        self.assertEqual(budget, {"registers": 80, "of_rows": {"1": 1.5, "2": 2.656, "4": 4.969}})
+        budgets = {"goals": {}, "kernels": {self.NAME: budget}}
+        twice = self.measure((256, 60), (128, 60), (128, 40))[0]
+        self.assertEqual(compare(self.NAME, twice, budgets), ["2.9688 instructions per weight of 1 rows of x, budget 1.5"])
+        none = {"goals": {}, "kernels": {self.NAME: {"registers": 80}}}
+        self.assertEqual(len(compare(self.NAME, twice, none)), 3)
 
 
 class Comparing(unittest.TestCase):
@@ -166,6 +202,13 @@ class Names(unittest.TestCase):
         self.assertEqual(Gemv.from_name("gemv_nvfp4_m2"), Gemv("nvfp4", 4, 16, 2, False))
         self.assertEqual(Gemv.from_name("gemv_a4_g64_m1").bytes_per_weight, 0.5625)
         self.assertEqual(Gemv.from_name("gemv_mxfp8_m1").bytes_per_weight, 1.03125)
+        self.assertEqual(Gemv.from_name("gemv_iq1_m_m1"), Gemv("iq1_m", 3, 16, 1, False))
+        # As in files: 144 bytes of Q4_K and 210 of Q6_K hold 256 weights, but that Q4_K's scales have 8 bits here, not 6.
+        self.assertEqual(Gemv.from_name("gemv_q4_k_m1").bytes_per_weight, (144 + 4) / 256)
+        self.assertEqual(Gemv.from_name("gemv_q6_k_m8").bytes_per_weight, 210 / 256)
+        self.assertEqual(Gemv.from_name("gemv_iq4_nl_m1").bytes_per_weight, 18 / 32)
+        self.assertEqual([Gemv.from_name(f"gemv_{name}").least_load_bytes for name in ("q5_k_m1", "q5_k_m2", "q6_k_m1", "a5_g64_m1")],
+                         [8, 4, 16, 16])
         self.assertIsNone(Gemv.from_name("simt_a4"))
 
 

@@ -5,9 +5,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_quant::format::{Element, Scale};
 use candle_quant::{QuantFormat, QuantTensor};
 
-/// Of every kind of format one: of the IQ types with grids one of each width of codes and each size of groups that a kernel
-/// scales, for all of them take the emulator too long.
-pub const KINDS: [QuantFormat; 17] = [
+/// Of every kind of format one, and of those of GGML and FP8, whose kernels differ, all.
+pub const KINDS: [QuantFormat; 25] = [
     QuantFormat::affine_opt(4, 64).unwrap(),
     QuantFormat::affine_opt(3, 32).unwrap(),
     QuantFormat::affine_opt(6, 128).unwrap(),
@@ -25,6 +24,14 @@ pub const KINDS: [QuantFormat; 17] = [
     QuantFormat::IQ1_M,
     QuantFormat::IQ2_XXS,
     QuantFormat::IQ3_XXS,
+    QuantFormat::Q2_K,
+    QuantFormat::Q3_K,
+    QuantFormat::Q4_K,
+    QuantFormat::IQ2_XS,
+    QuantFormat::IQ3_S,
+    QuantFormat::IQ4_XS,
+    QuantFormat::fp8_opt(32).unwrap(),
+    QuantFormat::fp8_opt(128).unwrap(),
 ];
 
 /// Every format that has kernels on a device but symmetric ones, which are made of affine weights.

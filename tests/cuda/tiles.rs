@@ -15,8 +15,10 @@ fn every_kind_with_every_number_of_columns() {
     for (seed, format) in KINDS.into_iter().enumerate() {
         for (index, m) in ROWS.into_iter().enumerate() {
             let n = [130, 1, 257][(seed + index) % 3];
-            let groups = [1, 5, 11, 3][(seed + index) % 4];
-            let k = groups * format.granularity().max(32);
+            let granularity = format.granularity().max(32);
+            // Four super-blocks are as many steps as the ring has places, twice; more of them take the emulator too long.
+            let most = if granularity == 256 { 4 } else { 11 };
+            let k = [1, 5, most, 3][(seed + index) % 4] * granularity;
             let dtype = [DType::F16, DType::BF16, DType::F32][(seed + index / 3) % 3];
             let weight = random(&[n, k], format, [DType::F16, DType::BF16][index % 2], 200 + seed as u64);
             let bias = (index % 2 == 0).then(|| x(&[n], DType::F32, 201));
