@@ -10,6 +10,7 @@ mod ggml_types;
 mod ggml_unpack;
 mod ggml_unpack_grids;
 pub(super) mod hqq_codes;
+mod integer_groups;
 mod irregular;
 mod layout;
 mod mlx_form;
@@ -27,6 +28,7 @@ pub use dense::DenseTensor;
 pub use ggml::GgmlWeight;
 #[cfg(feature = "testing")]
 pub use ggml_types::block_types;
+pub use integer_groups::IntegerGroups;
 pub use irregular::IrregularWeight;
 pub use mlx_form::MlxForm;
 pub use names::natural_order;

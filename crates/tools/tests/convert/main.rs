@@ -10,6 +10,7 @@ mod families;
 #[path = "../../../../tests/common/families.rs"]
 mod families_of;
 mod feedback;
+mod fixtures;
 mod from_gguf;
 mod ggml_types;
 mod gguf;
@@ -19,6 +20,7 @@ mod gguf_writer;
 mod hugging_face;
 mod hugging_face_packed;
 mod importance;
+mod integers;
 mod loading;
 mod memory;
 mod mlx;

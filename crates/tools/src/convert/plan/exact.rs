@@ -41,7 +41,7 @@ impl Job {
         Ok(outputs.map(|outputs| Self::new(source, blocks.type_name().to_lowercase(), work(), outputs)))
     }
 
-    fn packed_already(mut self, role: Role) -> Self {
+    pub(super) fn packed_already(mut self, role: Role) -> Self {
         self.planned.role = role;
         self.planned.rule = PACKED_ALREADY.into();
         self

@@ -3,7 +3,8 @@
 //!
 //! | format | `format` | tensors |
 //! |---|---|---|
-//! | affine 4 and 8 bit | `pack-quantized`, symmetric: transformers 5.23 does not load zero points | `weight_packed`, `weight_scale`, `weight_shape` |
+//! | affine 4 and 8 bit | `pack-quantized`, symmetric | `weight_packed`, `weight_scale`, `weight_shape` |
+//! | the same, packed already and with zeros | `pack-quantized`, not symmetric | and `weight_zero_point` |
 //! | MXFP4 | `mxfp4-pack-quantized` | `weight_packed`, `weight_scale` |
 //! | MXFP8 | `mxfp8-quantized` | `weight`, `weight_scale` |
 //! | MXFP4, experts of families that are published so | quant_method `mxfp4` | `_blocks`, `_scales` |
@@ -120,6 +121,22 @@ impl TargetKind for HuggingFace {
         })
     }
 
+    fn with_zeros(
+        &self,
+        name: &str,
+        dims: &[usize],
+        format: QuantFormat,
+        scales: Dtype,
+    ) -> Result<Option<Vec<OutputTensor>>> {
+        let &[n, k] = dims else { return Ok(None) };
+        let mut outputs = self.packed(name, dims, format, scales)?;
+        let zeros = tensor_of(module_of(name).unwrap_or(name), "weight_zero_point");
+        let words = n.saturating_mul(format.bits()).div_ceil(32);
+        let zeros = OutputTensor::new(zeros, Dtype::I32, vec![words, format.groups_per_row(k)?])?;
+        outputs.insert(outputs.len().min(2), zeros);
+        Ok(Some(outputs))
+    }
+
     fn of_stored(&self, name: &str, dims: &[usize], form: &StoredForm) -> Result<Option<Exact>> {
         let (StoredForm::Fp8(StoredFp8 { codes, scales, tile, .. }), &[n, k]) = (form, dims) else {
             return Ok(None);
@@ -173,6 +190,14 @@ fn scheme(spec: Spec) -> Option<(&'static str, Value)> {
                 fields.insert("block_structure".into(), json!([rows, columns]));
             }
             return Some(("float-quantized", described));
+        }
+        Spec::Type(FileType::WithZeros(format)) => {
+            let (name, mut described) = scheme(Spec::Packed(format))?;
+            if let Some(fields) = described.as_object_mut() {
+                fields.insert("symmetric".into(), false.into());
+                fields.insert("zp_dtype".into(), "torch.int8".into());
+            }
+            return Some((name, described));
         }
         Spec::Type(_) | Spec::Cast(_) | Spec::Keep => return None,
     };

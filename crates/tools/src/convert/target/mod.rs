@@ -93,7 +93,9 @@ impl Target {
                 remedy: match of_files {
                     FileType::Ggml(_) => "write --to gguf or uqff, or give it another format".into(),
                     FileType::Uqff(_) => "write --to uqff, or give it another format".into(),
-                    FileType::Fp8(_) => "give it another format: it is only copied".into(),
+                    FileType::Fp8(_) | FileType::WithZeros(_) => {
+                        "give it another format: it is only copied".into()
+                    }
                     FileType::Slm1(_) => "write --to slm1, or give it another format".into(),
                 },
             }),
