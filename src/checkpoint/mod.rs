@@ -89,7 +89,7 @@ pub use weight::{module_of, tensor_of};
 pub use weight::{
     natural_order, DenseTensor, GgmlWeight, IntegerGroups, IrregularWeight, MlxForm, PackedWeight, Weight,
 };
-pub use weight::{StoredBlocks, StoredForm, StoredFp8, StoredHqq};
+pub use weight::{StoredBlocks, StoredForm, StoredFourBits, StoredFp8, StoredHqq};
 
 use crate::Result;
 use file::Opening;

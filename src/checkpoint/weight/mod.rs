@@ -35,7 +35,7 @@ pub use names::natural_order;
 pub use names::{module_of, tensor_of};
 pub use packed::PackedWeight;
 pub use stored::Weight;
-pub use stored_form::{StoredBlocks, StoredForm, StoredFp8, StoredHqq};
+pub use stored_form::{StoredBlocks, StoredForm, StoredFourBits, StoredFp8, StoredHqq};
 
 pub(super) use filled::{filled_columns, filled_group_size, Filled};
 pub(super) use ggml_types::{block_type, BlockType, Kind, Nibbles, EARLY_MXFP4};

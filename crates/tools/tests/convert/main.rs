@@ -1,5 +1,6 @@
 //! `convert`: what it plans, what it writes, and what it says was lost.
 
+mod bitsandbytes;
 mod cache;
 #[path = "../../../../tests/common/checkpoint.rs"]
 mod checkpoint;

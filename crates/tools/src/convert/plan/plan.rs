@@ -240,8 +240,7 @@ impl ConvertPlan {
         let has_zeros = |job: &Job| matches!(job.becomes(), Some(Spec::Type(FileType::WithZeros(_))));
         if self.jobs().any(has_zeros) {
             notes.push(
-                "transformers 5.23 loads zero points with CompressedTensorsConfig(dequantize=True) alone; 5.17 and vLLM load them as \
-                 they are"
+                "transformers 5.23 loads zero points with CompressedTensorsConfig(dequantize=True) alone; 5.17 needs no option"
                     .into(),
             );
         }

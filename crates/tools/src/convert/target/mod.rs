@@ -15,7 +15,7 @@ mod uqff_report;
 
 pub(super) use exact::Exact;
 pub(super) use experts::ExpertLayout;
-pub(super) use hugging_face::{mxfp4_config, quantization_config};
+pub(super) use hugging_face::{bitsandbytes_config, mxfp4_config, of_bitsandbytes, quantization_config};
 pub(super) use kind::TargetKind;
 pub(super) use slm1::parts as slm1_parts;
 
