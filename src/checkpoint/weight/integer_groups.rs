@@ -30,9 +30,7 @@ impl IntegerGroups {
             let groups = Self { scales: scales.clone(), zeros: None };
             return Ok((!format.has_biases()).then_some(groups));
         };
-        let numbers = |tensor: &Tensor| {
-            Ok::<_, candle_core::Error>(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?)
-        };
+        let numbers = |tensor: &Tensor| tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
         let pairs = (numbers(scales)?, numbers(biases)?);
         let largest = (1u32 << bits.get()) - 1;
         let zero = |(scale, bias): (&f32, &f32)| zero_of(*scale, *bias, bits.midpoint(), largest);
