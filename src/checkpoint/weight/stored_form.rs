@@ -103,11 +103,6 @@ pub struct StoredFourBits {
 }
 
 impl StoredFourBits {
-    /// Whether the magnitudes of blocks are codes themselves.
-    pub fn is_nested(&self) -> bool {
-        self.parts.iter().any(|(name, _)| name.contains("nested"))
-    }
-
     /// The form of these parts; `None` if they are parts of tensors, or no numbers that are handed on.
     pub(in crate::checkpoint) fn form(
         module: &str,
