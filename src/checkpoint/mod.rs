@@ -86,8 +86,10 @@ pub use tokenizer::StoredTokenizer;
 #[doc(hidden)]
 pub use weight::block_types;
 pub use weight::{module_of, tensor_of};
-pub use weight::{natural_order, DenseTensor, GgmlWeight, IrregularWeight, MlxForm, PackedWeight, Weight};
-pub use weight::{StoredBlocks, StoredForm, StoredFp8, StoredHqq};
+pub use weight::{
+    natural_order, DenseTensor, GgmlWeight, IntegerGroups, IrregularWeight, MlxForm, PackedWeight, Weight,
+};
+pub use weight::{StoredBlocks, StoredForm, StoredFourBits, StoredFp8, StoredHqq};
 
 use crate::Result;
 use file::Opening;

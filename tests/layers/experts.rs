@@ -5,7 +5,7 @@ use crate::packed::{bits, flat, refused, tensor};
 use crate::writer::File;
 use candle_core::{DType, Device, Tensor, Var, D};
 use candle_nn::Activation;
-use candle_quant::checkpoint::Weight;
+use candle_quant::checkpoint::{GgmlKernels, OpenOptions, Weight};
 use candle_quant::nn::{experts, ExpertStack, Experts, ExpertsConfig, Gating};
 use candle_quant::{Checkpoint, LayerWeight, QuantFormat, QuantTensor, VarBuilder};
 use candle_quant_models::{Config, Model, RopeScaling};
@@ -306,9 +306,15 @@ fn single_weights_are_stacked() {
     }
 }
 
-/// Stacks of a GGML type are computed matrix by matrix, each from its own blocks, and no activations are rounded.
+/// How many projections are one packed stack, as they say of themselves.
+fn stacks_in(experts: &Experts) -> usize {
+    format!("{experts:?}").matches("weights: Stack(").count()
+}
+
+/// Stacks of a GGML type are stacks of the kernels that gather experts, and no activations are rounded. candle's own tensors, if they
+/// are asked for, are matrices, each of its own blocks.
 #[test]
-fn stacks_of_ggml_types_are_parted() {
+fn stacks_of_ggml_types_are_loaded_as_stacks() {
     use candle_core::quantized::{GgmlDType, QTensor};
     // Rows of whole blocks of the types with 256 elements to a block.
     let (hidden, inner) = (256, 512);
@@ -337,7 +343,8 @@ fn stacks_of_ggml_types_are_parted() {
             let name = format!("blk.0.ffn_{}_exps.weight", ["gate", "up", "down"][i]);
             file = file.tensor(crate::writer::tensor(&name, &dims.map(|dim| dim as u64), type_id, blocks));
         }
-        let checkpoint = file.open().unwrap();
+        let folder = crate::writer::write(&file.bytes());
+        let checkpoint = Checkpoint::open(crate::writer::path(&folder)).unwrap();
         let block = "model.layers.0.mlp";
         let mut dequantized = HashMap::new();
         for (i, name) in names.into_iter().enumerate() {
@@ -367,7 +374,15 @@ fn stacks_of_ggml_types_are_parted() {
         };
         let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu).pp(block);
         let (x, (ids, routing_weights)) = (tensor(&[1, 6, hidden], 90), routes(6));
-        let y = experts(&config, vb).unwrap().forward(&x, &ids, &routing_weights).unwrap();
+        let packed = experts(&config, vb).unwrap();
+        assert_eq!(stacks_in(&packed), 3, "type {type_id}");
+        let y = packed.forward(&x, &ids, &routing_weights).unwrap();
+        // What candle does not know is this crate's in any case.
+        let options = OpenOptions { ggml: GgmlKernels::Candle, ..OpenOptions::default() };
+        let of_candle = Checkpoint::open_with(checkpoint.path(), options).unwrap();
+        let vb = VarBuilder::from_checkpoint(&of_candle, DType::F32, &Device::Cpu).pp(block);
+        let expected = if dtype.is_some() { 0 } else { 3 };
+        assert_eq!(stacks_in(&experts(&config, vb).unwrap()), expected, "type {type_id}");
         let vb = candle_nn::VarBuilder::from_tensors(dequantized, DType::F32, &Device::Cpu);
         let dense = experts(&config, VarBuilder::from(vb)).unwrap();
         let exact: Vec<f64> =

@@ -110,23 +110,27 @@ impl Layout for AwqGemm {
         format.size_in_bytes(elements, dtype) + wider
     }
 
-    fn load(&self, device: &Device) -> Result<QuantTensor> {
+    fn group_values(&self) -> Result<(Tensor, Option<Tensor>)> {
         let (n, groups) = (self.packed * COLUMNS, self.groups.count(self.k));
-        let spread = |values: &Tensor| -> Result<Tensor> {
-            Ok(self.groups.spread(values, self.format, self.k)?.to_device(device)?)
-        };
-        let codes = transpose(&self.qweight.read::<u32>()?, self.packed, self.format.words_per_row(self.k)?);
-        let codes = Tensor::from_vec(codes, (n, self.format.words_per_row(self.k)?), device)?;
+        let spread = |values: &Tensor| self.groups.spread(values, self.format, self.k);
         let scales = self.scales.load(&Device::Cpu)?.t()?;
         let biases = match &self.qzeros {
             None => None,
             Some(zeros) => {
                 let zeros = Tensor::from_vec(columns(&zeros.read::<u32>()?), (groups, n), &Device::Cpu)?;
-                let biases = (zeros.t()? * scales.to_dtype(DType::F32)?)?.neg()?;
-                Some(spread(&biases)?)
+                Some(spread(&(zeros.t()? * scales.to_dtype(DType::F32)?)?.neg()?)?)
             }
         };
-        QuantTensor::new(self.format, codes, spread(&scales)?, biases, None)
+        Ok((spread(&scales)?, biases))
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let words_per_row = self.format.words_per_row(self.k)?;
+        let codes = transpose(&self.qweight.read::<u32>()?, self.packed, words_per_row);
+        let codes = Tensor::from_vec(codes, (self.packed * COLUMNS, words_per_row), device)?;
+        let (scales, biases) = self.group_values()?;
+        let biases = biases.map(|biases| biases.to_device(device)).transpose()?;
+        QuantTensor::new(self.format, codes, scales.to_device(device)?, biases, None)
     }
 
     fn granularity(&self) -> usize {

@@ -141,6 +141,11 @@ impl Layout for Fast {
         elements / 8 * self.format.bits() as u64 + elements / self.format.group_size() as u64 * of_group
     }
 
+    fn group_values(&self) -> Result<(Tensor, Option<Tensor>)> {
+        let of_groups = |stored| self.of_groups(stored, &Device::Cpu);
+        Ok((of_groups(&self.scales)?, Some(of_groups(&self.biases)?)))
+    }
+
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let words = in_rows(&self.codes.read::<u8>()?, self.k);
         let codes = Tensor::from_vec(words, (self.quads * ROWS, self.format.words_per_row(self.k)?), device)?;

@@ -14,7 +14,7 @@ use super::groups::Groups;
 use super::integers::{Integers, Order};
 use super::module::Module;
 use crate::checkpoint::file::{StoredTensor, Warnings};
-use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, Slice, Weight};
+use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, Slice, StoredForm, StoredFourBits, Weight};
 use crate::{format, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
@@ -187,7 +187,10 @@ fn four_bits(module: &Module, kind: &Type, state: &StoredTensor, warnings: &Warn
     let absmax = module.require(ABSMAX, CODES, &[dtype])?;
     module.check_dims(ABSMAX, absmax, &[blocks])?;
     let absmax = absmax.clone();
-    let layout = Blocks { format, n, row: k, columns: 0..k, codes, absmax, size: block, before: 0, nested };
+    let names = [CODES, ABSMAX, NESTED_ABSMAX, NESTED_MAP, MAP, kind.state];
+    let stored = names.into_iter().filter_map(|name| Some((name, module.get(name)?.clone()))).collect();
+    let (columns, size) = (0..k, block);
+    let layout = Blocks { format, n, row: k, columns, codes, absmax, size, before: 0, nested, stored };
     let group_size = format.group_size();
     if !k.is_multiple_of(group_size) || !block.is_multiple_of(group_size) {
         return Ok(FlatBlocks::new(layout).into_weight(module, warnings));
@@ -212,6 +215,8 @@ pub(super) struct Blocks {
     /// Elements of the first block that lie before the first row.
     pub before: usize,
     nested: Option<Nested>,
+    /// All tensors of the file, if this is no part of them.
+    stored: Vec<(&'static str, StoredTensor)>,
 }
 
 /// What makes numbers of the codes of magnitudes.
@@ -239,7 +244,7 @@ impl Blocks {
         let (blocks, before) = (start / self.size..end.div_ceil(self.size), start % self.size);
         let absmax = entries(&self.absmax, &blocks)?;
         let nested = self.nested.as_ref().map(|nested| nested.narrow(&blocks)).transpose()?;
-        Ok(Self { n: rows.len(), codes, absmax, before, nested, ..self.clone() })
+        Ok(Self { n: rows.len(), codes, absmax, before, nested, stored: Vec::new(), ..self.clone() })
     }
 
     /// The magnitudes of all blocks, by bitsandbytes' arithmetic: a product and a sum, each rounded to f32.
@@ -284,6 +289,10 @@ impl Layout for Blocks {
         Ok(MlxForm::Rearranged(DType::F32))
     }
 
+    fn stored_form(&self, module: &str) -> Option<StoredForm> {
+        StoredFourBits::form(module, self.format, &self.stored).filter(|_| !self.stored.is_empty())
+    }
+
     fn granularity(&self) -> usize {
         self.format.group_size()
     }
@@ -293,7 +302,7 @@ impl Layout for Blocks {
         let codes = slice.of(&self.codes, 2, 1)?;
         if slice.along_k() {
             let columns = self.columns.start + slice.range.start..self.columns.start + slice.range.end;
-            return Ok(Arc::new(Self { columns, codes, ..self.clone() }));
+            return Ok(Arc::new(Self { columns, codes, stored: Vec::new(), ..self.clone() }));
         }
         Ok(Arc::new(self.of_rows(&slice.range, codes)?))
     }

@@ -228,14 +228,17 @@ impl Layout for Integers {
         self.bytes_of((self.n * self.k) as u64)
     }
 
-    fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let spread = |values: &Tensor| -> Result<Tensor> {
-            Ok(self.groups.spread(values, self.format, self.k)?.to_device(device)?)
-        };
+    fn group_values(&self) -> Result<(Tensor, Option<Tensor>)> {
+        let spread = |values: &Tensor| self.groups.spread(values, self.format, self.k);
         let (scales, biases) = self.scales_and_biases(self.groups.count(self.k))?;
-        let biases = biases.as_ref().map(spread).transpose()?;
+        Ok((spread(&scales)?, biases.as_ref().map(spread).transpose()?))
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let (scales, biases) = self.group_values()?;
+        let biases = biases.map(|biases| biases.to_device(device)).transpose()?;
         let codes = Tensor::from_vec(self.words()?, (self.n, self.format.words_per_row(self.k)?), device)?;
-        QuantTensor::new(self.format, codes, spread(&scales)?, biases, None)
+        QuantTensor::new(self.format, codes, scales.to_device(device)?, biases, None)
     }
 
     fn granularity(&self) -> usize {

@@ -32,6 +32,12 @@ pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Scales and biases of the format's groups, without the codes; biases as exact as the file has them.
+    fn group_values(&self) -> Result<(Tensor, Option<Tensor>)> {
+        let weight = self.load(&Device::Cpu)?;
+        Ok((weight.scales().clone(), weight.biases().cloned()))
+    }
+
     /// Elements along K that lie together: no [`Slice`] separates them.
     fn granularity(&self) -> usize;
 
@@ -126,6 +132,17 @@ impl Layout for SliceInMemory<dyn Layout> {
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let whole = self.whole.load(&Device::Cpu)?;
         whole.narrow(self.dim, self.range.start, self.range.len())?.to_device(device)
+    }
+
+    fn group_values(&self) -> Result<(Tensor, Option<Tensor>)> {
+        let (scales, biases) = self.whole.group_values()?;
+        // Rows alone: of K a group of the format would be divided by its size.
+        if self.dim.saturating_add(1) == self.dims.len() {
+            let part = self.load(&Device::Cpu)?;
+            return Ok((part.scales().clone(), part.biases().cloned()));
+        }
+        let narrow = |values: &Tensor| values.narrow(self.dim, self.range.start, self.range.len());
+        Ok((narrow(&scales)?, biases.as_ref().map(narrow).transpose()?))
     }
 
     /// Layouts with MLX's bytes are not cut in memory.

@@ -40,11 +40,7 @@ impl MlxForm {
     /// The form of symmetric codes, whose biases MLX needs: `q * scale + bias` is `(q - zero) * scale` if products of
     /// codes and scales are exact. Those of 16-bit scales are, and those of F32 ones that have as many bits to spare.
     pub(in crate::checkpoint) fn of_symmetric(scales: &StoredTensor, bits: Bits) -> Result<Self> {
-        let codes = 1u32 << bits.get();
-        let is_exact = |bytes: &[u8; 4]| {
-            let scale = f32::from_le_bytes(*bytes);
-            scale.to_bits().is_multiple_of(codes) && (scale * codes as f32).is_finite()
-        };
+        let is_exact = |bytes: &[u8; 4]| multiplies_exactly(f32::from_le_bytes(*bytes), bits);
         let mut all = true;
         match candle_dtype(scales.dtype()) {
             Some(dtype @ (DType::F16 | DType::BF16)) => return Ok(Self::Rearranged(dtype)),
@@ -55,4 +51,10 @@ impl MlxForm {
         }
         Ok(if all { Self::Rearranged(DType::F32) } else { Self::WithoutBiases(DType::F32) })
     }
+}
+
+/// Whether products of an F32 scale and codes of so many bits are exact: as many bits of it are to spare.
+pub(super) fn multiplies_exactly(scale: f32, bits: Bits) -> bool {
+    let codes = 1u32 << bits.get();
+    scale.to_bits().is_multiple_of(codes) && (scale * codes as f32).is_finite()
 }

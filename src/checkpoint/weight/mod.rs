@@ -10,6 +10,7 @@ mod ggml_types;
 mod ggml_unpack;
 mod ggml_unpack_grids;
 pub(super) mod hqq_codes;
+mod integer_groups;
 mod irregular;
 mod layout;
 mod mlx_form;
@@ -27,13 +28,14 @@ pub use dense::DenseTensor;
 pub use ggml::GgmlWeight;
 #[cfg(feature = "testing")]
 pub use ggml_types::block_types;
+pub use integer_groups::IntegerGroups;
 pub use irregular::IrregularWeight;
 pub use mlx_form::MlxForm;
 pub use names::natural_order;
 pub use names::{module_of, tensor_of};
 pub use packed::PackedWeight;
 pub use stored::Weight;
-pub use stored_form::{StoredBlocks, StoredForm, StoredFp8, StoredHqq};
+pub use stored_form::{StoredBlocks, StoredForm, StoredFourBits, StoredFp8, StoredHqq};
 
 pub(super) use filled::{filled_columns, filled_group_size, Filled};
 pub(super) use ggml_types::{block_type, BlockType, Kind, Nibbles, EARLY_MXFP4};

@@ -1,10 +1,12 @@
 //! Quantized weights in a file.
 
+use super::integer_groups::IntegerGroups;
 use super::layout::Layout;
 use super::mlx_form::MlxForm;
 use super::slice::Slice;
 use super::stored_form::StoredForm;
 use crate::checkpoint::file::of_tensor;
+use crate::format::Scale;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::Device;
 use std::ops::Range;
@@ -76,6 +78,20 @@ impl PackedWeight {
 
     pub(super) fn stored_form(&self) -> Option<StoredForm> {
         self.layout.stored_form(&self.name)
+    }
+
+    /// Scales and zeros of integer codes; `None` if it has none. Scales and zeros, or biases, are read for it. Zeros are those of the
+    /// file where loading rounds what becomes of them.
+    ///
+    /// # Errors
+    /// If they can't be read.
+    pub fn integer_groups(&self) -> Result<Option<IntegerGroups>> {
+        if self.format.element().uint().is_none() || self.format.scale() != Scale::Float {
+            return Ok(None);
+        }
+        let (scales, biases) = self.layout.group_values().map_err(of_tensor(&self.name))?;
+        let is_symmetric = !self.format.has_biases();
+        IntegerGroups::of(self.format, &scales, biases.as_ref().filter(|_| !is_symmetric))
     }
 
     /// What it is in an MLX checkpoint. F32 scales of symmetric codes are read for it, and of all else nothing.

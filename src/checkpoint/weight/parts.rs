@@ -50,6 +50,13 @@ pub(in crate::checkpoint) enum GlobalScaleMeaning {
 }
 
 impl Parts {
+    /// Scales and biases.
+    fn of_groups(&self, device: &Device) -> Result<(Tensor, Option<Tensor>)> {
+        let (_, groups) = self.format.part_dims(&self.dims)?;
+        let of_groups = |part: &StoredTensor| Ok::<_, Error>(part.load(device)?.reshape(groups.as_slice())?);
+        Ok((of_groups(&self.scales)?, self.biases.as_ref().map(of_groups).transpose()?))
+    }
+
     /// The tensors by their names in a module of an MLX checkpoint, with MLX's dtypes and shapes; `None` if they are
     /// parts of stored tensors.
     fn of_mlx(&self) -> Result<Option<Vec<(&'static str, DenseTensor)>>> {
@@ -100,11 +107,14 @@ impl Layout for Parts {
         all.map(StoredTensor::size_in_bytes).sum()
     }
 
+    fn group_values(&self) -> Result<(Tensor, Option<Tensor>)> {
+        self.of_groups(&Device::Cpu)
+    }
+
     fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let (words, groups) = self.format.part_dims(&self.dims)?;
+        let (words, _) = self.format.part_dims(&self.dims)?;
         let codes = Tensor::from_vec(self.codes.read::<u32>()?, words, device)?;
-        let of_groups = |part: &StoredTensor| Ok::<_, Error>(part.load(device)?.reshape(groups.as_slice())?);
-        let (scales, biases) = (of_groups(&self.scales)?, self.biases.as_ref().map(of_groups).transpose()?);
+        let (scales, biases) = self.of_groups(device)?;
         let global_scale = self.global_scale.as_ref().map(|scale| scale.load(&self.module, device));
         QuantTensor::new(self.format, codes, scales, biases, global_scale.transpose()?)
     }

@@ -20,6 +20,8 @@ pub enum StoredForm {
     Fp8(StoredFp8),
     /// Integers whose groups run across rows, as HQQ packs them along axis 0.
     Hqq(StoredHqq),
+    /// NF4 or FP4 of bitsandbytes.
+    FourBits(StoredFourBits),
 }
 
 /// Blocks of a type of GGML, of a whole weight or of a part.
@@ -89,6 +91,31 @@ pub struct StoredHqq {
     pub scales: DenseTensor,
     /// Floats `[1, G]`, counted from the least code on.
     pub zeros: DenseTensor,
+}
+
+/// A 4-bit weight of bitsandbytes: all that its file says of it.
+#[derive(Clone, Debug)]
+pub struct StoredFourBits {
+    /// What it is here.
+    pub format: QuantFormat,
+    /// The tensors by their names in a module, with the dtypes and shapes of the file; the codes are the first.
+    pub parts: Vec<(&'static str, DenseTensor)>,
+}
+
+impl StoredFourBits {
+    /// The form of these parts; `None` if they are parts of tensors, or no numbers that are handed on.
+    pub(in crate::checkpoint) fn form(
+        module: &str,
+        format: QuantFormat,
+        parts: &[(&'static str, StoredTensor)],
+    ) -> Option<StoredForm> {
+        let part = |(name, stored): &(&'static str, StoredTensor)| {
+            let stored = whole(module, name, stored, stored.dtype(), stored.dims())?;
+            Some((*name, stored))
+        };
+        let parts = parts.iter().map(part).collect::<Option<Vec<_>>>()?;
+        Some(StoredForm::FourBits(Self { format, parts }))
+    }
 }
 
 impl StoredFp8 {

@@ -1,5 +1,6 @@
 //! `convert`: what it plans, what it writes, and what it says was lost.
 
+mod bitsandbytes;
 mod cache;
 #[path = "../../../../tests/common/checkpoint.rs"]
 mod checkpoint;
@@ -10,6 +11,7 @@ mod families;
 #[path = "../../../../tests/common/families.rs"]
 mod families_of;
 mod feedback;
+mod fixtures;
 mod from_gguf;
 mod ggml_types;
 mod gguf;
@@ -20,6 +22,7 @@ mod gguf_writer;
 mod hugging_face;
 mod hugging_face_packed;
 mod importance;
+mod integers;
 mod loading;
 mod memory;
 mod mlx;

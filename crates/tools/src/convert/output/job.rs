@@ -123,6 +123,8 @@ pub(in crate::convert) enum Encoding {
     Signed(Slm1Type),
     /// A type of which a matrix is made as a whole.
     Whole(UqffType),
+    /// Codes, scales and zeros that are codes are a tensor each, the zeros of a group one stream along N.
+    WithZeros,
 }
 
 /// How much the columns of a weight count.
@@ -221,6 +223,7 @@ impl Job {
             }
             Work::Pack(_, Packing { encoding: Encoding::Signed(kind), .. })
             | Work::Repack(_, _, Encoding::Signed(kind)) => Some(Spec::Type(FileType::Slm1(*kind))),
+            Work::Repack(_, format, Encoding::WithZeros) => Some(Spec::Type(FileType::WithZeros(*format))),
             Work::Blocks(blocks) => {
                 let known = GgmlType::ALL.into_iter().find(|kind| kind.id() == blocks.type_id());
                 known.map(Spec::ggml).or_else(|| self.format().map(Spec::Packed))

@@ -5,7 +5,9 @@ use super::plan::ConvertPlan;
 use super::published::PublishedPlan;
 use crate::convert::output::Job;
 use crate::convert::recipe::{Role, Spec};
-use crate::convert::target::{mxfp4_config, quantization_config, Target};
+use crate::convert::target::{
+    bitsandbytes_config, mxfp4_config, of_bitsandbytes, quantization_config, Target,
+};
 use crate::staging::MANIFEST;
 use candle_quant::checkpoint::{module_of, with_masked_literals, CheckpointKind, SidecarFiles};
 use candle_quant::{Error, QuantFormat, Result};
@@ -65,7 +67,7 @@ impl ConvertPlan {
                 if published.is_text() {
                     text = text_alone(text).map_err(wrong)?;
                 }
-                self.of_transformers(published)
+                self.of_transformers(published)?
             }
             (Target::Mlx, None) => match MlxLm::of(self.source.config()).larger {
                 Some(larger) => {
@@ -89,7 +91,7 @@ impl ConvertPlan {
     }
 
     /// What transformers looks for: its class, the dtype, and beside the text of a larger model what is stated of both.
-    fn of_transformers(&self, published: &PublishedPlan) -> Vec<Added> {
+    fn of_transformers(&self, published: &PublishedPlan) -> Result<Vec<Added>> {
         const TYPE: [&str; 2] = ["dtype", "torch_dtype"];
         let stated = |config: &Value, key: &str| config.get(key).filter(|value| !value.is_null()).cloned();
         let config = self.source.config();
@@ -102,7 +104,7 @@ impl ConvertPlan {
             fields.extend(of_both.filter_map(|key| Some((key, stated(config, key)?))));
         }
         if let Some(top) = self.top {
-            fields.push(("quantization_config", self.compressed_tensors(top)));
+            fields.push(("quantization_config", self.compressed_tensors(top)?));
         }
         let written = text.unwrap_or(config);
         if published.is_text() && stated(written, "architectures").is_none() {
@@ -115,7 +117,7 @@ impl ConvertPlan {
             fields.extend(keys.into_iter().filter(differs).map(|key| (key, dtype.into())));
         }
         let of = |(key, value): (&str, _)| Added { object: None, key: key.into(), value };
-        fields.into_iter().map(of).collect()
+        Ok(fields.into_iter().map(of).collect())
     }
 
     /// The config of a larger model, of which `inner` describes the text, with what programs look for at its top.
@@ -130,10 +132,10 @@ impl ConvertPlan {
         format!("{{{}}}", fields.join(", "))
     }
 
-    /// What compressed-tensors says of the weights, or transformers of experts in MXFP4.
-    fn compressed_tensors(&self, top: Spec) -> Value {
+    /// What compressed-tensors says of the weights, transformers of experts in MXFP4, or bitsandbytes.
+    fn compressed_tensors(&self, top: Spec) -> Result<Value> {
         if self.jobs().any(|job| job.format().is_some() && job.planned.name.ends_with(EXPERT_BLOCKS)) {
-            return mxfp4_config();
+            return Ok(mxfp4_config());
         }
         let module = |job: &Job| module_of(&job.planned.name).unwrap_or(&job.planned.name).to_owned();
         let packed: BTreeMap<_, _> =
@@ -148,7 +150,10 @@ impl ConvertPlan {
         if !packed.contains_key(HEAD) && !dense.iter().any(|module| module == HEAD) {
             dense.push(HEAD.to_owned());
         }
-        quantization_config(top, &packed, dense)
+        Ok(match of_bitsandbytes(self.jobs())? {
+            Some((weight, format)) => bitsandbytes_config(format, &weight.outputs, dense),
+            None => quantization_config(top, &packed, dense),
+        })
     }
 
     /// The dtype of most of the dense elements that are written.

@@ -22,7 +22,7 @@ impl Job {
         let Some(form) = weight.stored_form() else { return Ok(None) };
         let job = match &form {
             StoredForm::Blocks(blocks) => Self::blocks(source, blocks, target)?,
-            StoredForm::Fp8(_) | StoredForm::Hqq(_) | _ => {
+            StoredForm::Fp8(_) | StoredForm::Hqq(_) | StoredForm::FourBits(_) | _ => {
                 target.kind().of_stored(&source.name, &source.dims, &form)?.map(|exact| {
                     let Exact { spec, outputs, copied } = exact;
                     let runs = copied.into_iter().map(|run| vec![run]).collect();
@@ -41,7 +41,7 @@ impl Job {
         Ok(outputs.map(|outputs| Self::new(source, blocks.type_name().to_lowercase(), work(), outputs)))
     }
 
-    fn packed_already(mut self, role: Role) -> Self {
+    pub(super) fn packed_already(mut self, role: Role) -> Self {
         self.planned.role = role;
         self.planned.rule = PACKED_ALREADY.into();
         self

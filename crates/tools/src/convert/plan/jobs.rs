@@ -6,10 +6,10 @@ use crate::convert::output::{
     Work, WIDE_MXFP4,
 };
 use crate::convert::recipe::{FileType, Role, Spec};
-use crate::convert::target::{slm1_parts, Target, PACKED_ALREADY};
+use crate::convert::target::{Target, PACKED_ALREADY};
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, tensor_of, CheckpointKind, MlxForm, PackedWeight, Weight};
-use candle_quant::format::{Scale, Slm1Type, ZeroPoint};
+use candle_quant::format::Scale;
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ impl Job {
             Spec::Type(FileType::Ggml(of_ggml)) => (of_ggml.format(), Encoding::Blocks(of_ggml)),
             Spec::Type(FileType::Uqff(of_uqff)) => (of_uqff.format(), Encoding::Whole(of_uqff)),
             Spec::Type(FileType::Slm1(of_slm1)) => (of_slm1.format(), Encoding::Signed(of_slm1)),
-            Spec::Type(FileType::Fp8(_)) | Spec::Cast(_) | Spec::Keep => {
+            Spec::Type(FileType::Fp8(_) | FileType::WithZeros(_)) | Spec::Cast(_) | Spec::Keep => {
                 let expected = "a format to be packed in";
                 return Err(Error::mismatch(format!("`{}`", source.name), expected, spec.to_string()));
             }
@@ -111,7 +111,7 @@ impl Job {
         let refused = match encoding {
             Encoding::Parts => None,
             Encoding::Blocks(_) => feedback.is_some().then_some("feedback"),
-            Encoding::Signed(_) | Encoding::Whole(_) => {
+            Encoding::Signed(_) | Encoding::Whole(_) | Encoding::WithZeros => {
                 (columns.is_some() || feedback.is_some()).then_some("statistics of a text")
             }
         };
@@ -123,7 +123,9 @@ impl Job {
         }
         let mut to = match encoding {
             Encoding::Parts => format.to_string(),
-            Encoding::Blocks(_) | Encoding::Signed(_) | Encoding::Whole(_) => spec.to_string(),
+            Encoding::Blocks(_) | Encoding::Signed(_) | Encoding::Whole(_) | Encoding::WithZeros => {
+                spec.to_string()
+            }
         };
         for (is_so, words) in [
             (search, SEARCHED),
@@ -153,18 +155,19 @@ impl Job {
         let Weight::Packed(packed) = weight else {
             return Err(impossible(""));
         };
+        if let Some(job) = Self::integers(source, role, packed, target, stored)? {
+            return Ok(job);
+        }
         if let (Some(blocks), Target::Gguf) = (kind.blocks(packed.format()), target) {
-            // Scales are F16, or bytes, which a number beside the blocks may multiply.
+            // Scales are bytes, which a number beside the blocks may multiply.
             let (fits, is_multiplied) = match (packed.mlx_form()?, blocks.format().scale().is_byte()) {
                 (MlxForm::Rearranged(_) | MlxForm::WithoutBiases(_), true) => (true, false),
-                (MlxForm::Rearranged(dtype) | MlxForm::WithoutBiases(dtype), false) => {
-                    (dtype == DType::F16, false)
-                }
                 (MlxForm::Stored(parts), true) => {
                     (true, parts.iter().any(|(part, _)| *part == "global_scale"))
                 }
                 (MlxForm::Multiplied, true) => (true, true),
-                (MlxForm::Stored(_) | MlxForm::Impossible(_) | _, _) => (false, false),
+                // What F16 holds is an integer job already.
+                (MlxForm::Impossible(_) | _, _) => (false, false),
             };
             if !fits || packed.format().scale() == Scale::SuperBlock {
                 return Err(impossible(" with scales that are no F16 numbers"));
@@ -186,13 +189,15 @@ impl Job {
             return Ok(job);
         }
         if target == Target::Slm1 {
-            return Self::signed(source, role, packed, stored)?.ok_or_else(|| impossible(""));
+            return Err(impossible(""));
         }
         // Where biases say what the midpoint of symmetric codes says, they are written.
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
         if packed.format().has_biases() && !kind.has_biases() {
-            return Err(impossible(" with a bias for each group, which transformers reads no form of"));
+            return Err(impossible(
+                " with biases that are no zeros of groups, of which compressed-tensors has no form",
+            ));
         }
         let outputs = |scales| kind.packed(&source.name, &source.dims, format, scales);
         let (work, outputs) = match packed.mlx_form()? {
@@ -229,35 +234,6 @@ impl Job {
         job.planned.role = role;
         job.planned.rule = PACKED_ALREADY.into();
         Ok(job)
-    }
-
-    /// Symmetric codes as signed ones, if they are such: of 8 bits those of SLM1 files alone, which have a scale for each row.
-    fn signed(
-        source: &SourceTensor,
-        role: Role,
-        packed: &PackedWeight,
-        stored: CheckpointKind,
-    ) -> Result<Option<Self>> {
-        let format = packed.format();
-        let (is_symmetric, [.., k]) = (format.zero_point() == ZeroPoint::Midpoint, source.dims.as_slice())
-        else {
-            return Ok(None);
-        };
-        let scales = matches!(packed.mlx_form()?, MlxForm::Rearranged(_) | MlxForm::WithoutBiases(_));
-        let (kind, block) = match format.bits() {
-            4 => (Slm1Type::Q4_0, format.group_size()),
-            8 if stored == CheckpointKind::Slm1 => (Slm1Type::Q8_0, *k),
-            _ => return Ok(None),
-        };
-        if !(is_symmetric && scales) {
-            return Ok(None);
-        }
-        let outputs = slm1_parts(&source.name, &source.dims, kind, block)?;
-        let work = Work::Repack(vec![packed.clone()], format, Encoding::Signed(kind));
-        let mut job = Self::new(source, kind.name().to_owned(), work, outputs);
-        job.planned.role = role;
-        job.planned.rule = PACKED_ALREADY.into();
-        Ok(Some(job))
     }
 
     /// Weights in one format whose scales are bytes, their rows in turn; `None` if they are no such.

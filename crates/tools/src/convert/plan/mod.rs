@@ -7,6 +7,7 @@ mod experts;
 mod fused;
 mod heads;
 mod importance;
+mod integers;
 mod jobs;
 mod linear;
 #[allow(clippy::module_inception)]
@@ -17,6 +18,7 @@ mod saved;
 mod scaling;
 mod usual;
 
+pub(super) use integers::half_scales;
 pub use plan::ConvertPlan;
 pub(super) use plan::{bits_per_weight, elements};
 pub(super) use scaling::ScaledGroup;

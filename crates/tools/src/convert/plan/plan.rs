@@ -5,7 +5,7 @@ use super::published::PublishedPlan;
 use super::scaling::{self, ScaledGroup};
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
-use crate::convert::recipe::{Fallback, Spec};
+use crate::convert::recipe::{Fallback, FileType, Spec};
 use crate::convert::target::Target;
 use crate::importance::Feedback;
 use candle_core::Device;
@@ -236,6 +236,13 @@ impl ConvertPlan {
         let mut notes = Vec::new();
         if self.target != Target::HuggingFace {
             return notes;
+        }
+        let has_zeros = |job: &Job| matches!(job.becomes(), Some(Spec::Type(FileType::WithZeros(_))));
+        if self.jobs().any(has_zeros) {
+            notes.push(
+                "transformers 5.23 loads zero points with CompressedTensorsConfig(dequantize=True) alone; 5.17 needs no option"
+                    .into(),
+            );
         }
         let single =
             |job: &&Job| job.planned.name.contains(".experts.") && matches!(*job.planned.shape, [_, _]);

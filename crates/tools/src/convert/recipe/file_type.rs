@@ -15,6 +15,8 @@ pub enum FileType {
     Slm1(Slm1Type),
     /// E4M3 codes with float scales, as compressed-tensors has them. Nothing is quantized to it.
     Fp8(Fp8Scales),
+    /// Codes of an affine format with a code for the zero of each group, as compressed-tensors has them. Nothing is quantized to it.
+    WithZeros(QuantFormat),
 }
 
 /// What shares a scale in FP8.
@@ -42,6 +44,7 @@ impl FileType {
             Self::Ggml(kind) => kind.name().to_lowercase(),
             Self::Uqff(kind) => kind.name().to_owned(),
             Self::Slm1(kind) => kind.name().to_owned(),
+            Self::WithZeros(format) => format!("{format} with zeros"),
             Self::Fp8(Fp8Scales::Tensor) => "fp8".to_owned(),
             Self::Fp8(Fp8Scales::Rows) => "fp8 rows".to_owned(),
             Self::Fp8(Fp8Scales::Blocks(rows, columns)) => format!("fp8 {rows} x {columns}"),
@@ -53,6 +56,7 @@ impl FileType {
         const FP8: QuantFormat = QuantFormat::fp8_opt(128).unwrap();
         match self {
             Self::Fp8(_) => FP8,
+            Self::WithZeros(format) => format,
             Self::Ggml(kind) => kind.format(),
             Self::Uqff(kind) => kind.format(),
             Self::Slm1(kind) => kind.format(),
@@ -65,6 +69,7 @@ impl FileType {
             Self::Ggml(kind) => rows(dims, kind.block().0),
             Self::Slm1(kind) => rows(dims, kind.block(dims.last().copied().unwrap_or(0)).max(1)),
             Self::Fp8(_) => Some("fp8 with float scales, which is only copied".to_owned()),
+            Self::WithZeros(_) => Some("integers with zeros, which are only copied".to_owned()),
             Self::Uqff(kind) if dims.len() != 2 => Some(of_experts(kind)),
             Self::Uqff(kind) => {
                 let elements = dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));

@@ -43,7 +43,7 @@ impl Spec {
                 let wider = GgmlType::Q8_0.format();
                 return if has_format(wider) { Self::Packed(wider) } else { Self::ggml(kind) };
             }
-            Self::Type(FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_))
+            Self::Type(FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_) | FileType::WithZeros(_))
             | Self::Cast(_)
             | Self::Keep => return self,
         };
@@ -79,7 +79,7 @@ impl Spec {
             Self::Packed(format) => format,
             Self::Type(FileType::Ggml(GgmlType::Q4_1)) => return Self::Packed(QuantFormat::Q6_K),
             Self::Type(FileType::Ggml(_)) => return Self::ggml(GgmlType::Q8_0),
-            Self::Type(FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_))
+            Self::Type(FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_) | FileType::WithZeros(_))
             | Self::Cast(_)
             | Self::Keep => return self,
         };

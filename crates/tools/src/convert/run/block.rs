@@ -212,7 +212,7 @@ fn by_rows<T: Bytes>(
             (Encoding::Signed(kind), _) => {
                 kind.quantize(&row, packing.search, &mut codes, &mut scales, &mut values)?;
             }
-            (Encoding::Parts | Encoding::Whole(_), _) => {
+            (Encoding::Parts | Encoding::Whole(_) | Encoding::WithZeros, _) => {
                 return Err(Error::Unsupported {
                     what: format!(
                         "scaled columns for {}, whose matrices are quantized as a whole",
@@ -226,7 +226,7 @@ fn by_rows<T: Bytes>(
     }
     Ok(match packing.encoding {
         Encoding::Signed(_) => vec![codes, f32::bytes(&scales)],
-        Encoding::Parts | Encoding::Blocks(_) | Encoding::Whole(_) => vec![codes],
+        Encoding::Parts | Encoding::Blocks(_) | Encoding::Whole(_) | Encoding::WithZeros => vec![codes],
     })
 }
 
@@ -280,7 +280,7 @@ fn as_packed_of<T: Bytes>(
     numbers.iter_mut().filter(|number| !number.is_finite()).for_each(|number| *number = 0.);
     let rounded = T::round_all(numbers);
     match packing.encoding {
-        Encoding::Blocks(_) | Encoding::Signed(_) | Encoding::Whole(_) => {
+        Encoding::Blocks(_) | Encoding::Signed(_) | Encoding::Whole(_) | Encoding::WithZeros => {
             let mut all = Vec::with_capacity(rounded.len());
             by_rows(&rounded, k, packing, columns, |values| all.extend_from_slice(values))?;
             Ok(all)

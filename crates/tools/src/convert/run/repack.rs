@@ -1,7 +1,9 @@
 //! Packed weights in MLX's layout, or in a format that holds them exactly: no code is dequantized or rounded.
 
 use crate::convert::output::{OutputTensor, WIDE_MXFP4};
+use crate::convert::plan::half_scales;
 use candle_core::{DType, Tensor};
+use candle_quant::checkpoint::IntegerGroups;
 use candle_quant::format::{code_at, pack, Element, GgmlType, Scale, Slm1Type, ZeroPoint};
 use candle_quant::{Error, QuantFormat, QuantTensor, Result};
 use half::{bf16, f16};
@@ -25,7 +27,8 @@ pub(super) fn repack(
     }
     let scales = outputs.get(1).map_or(Dtype::BF16, |output| output.dtype);
     let is_wide = scales == Dtype::F32;
-    let differs = |biases: &&Tensor| biases.dtype() != weight.scales().dtype() && !is_wide;
+    let has_biases = outputs.iter().filter(|output| output.value.is_none()).count() > 2;
+    let differs = |biases: &&Tensor| has_biases && !is_wide && biases.dtype() != weight.scales().dtype();
     if let Some(biases) = weight.biases().filter(differs) {
         return Err(Error::mismatch(
             format!("biases of `{}`", name),
@@ -33,7 +36,6 @@ pub(super) fn repack(
             format!("{:?}; requantize or dequantize it", biases.dtype()),
         ));
     }
-    let has_biases = outputs.iter().filter(|output| output.value.is_none()).count() > 2;
     let bytes = |matrix: &QuantTensor| match format == matrix.format().with_biases() {
         true => {
             let biases = match matrix.format().zero_point() {
@@ -72,16 +74,14 @@ pub(super) fn repack_blocks(
     kind: GgmlType,
     mut write: impl FnMut(usize, Vec<Vec<u8>>) -> Result<()>,
 ) -> Result<()> {
-    if weight.biases().is_some() {
-        return Err(Error::Unsupported {
-            what: format!("`{name}` with biases in blocks of {}", kind.name()),
-            remedy: "requantize or dequantize it".into(),
-        });
-    }
     let bytes = |matrix: &QuantTensor| {
         let words = matrix.packed().flatten_all()?.to_vec1::<u32>()?;
         let mut blocks = Vec::new();
-        kind.append(&words, &le_bytes(matrix.scales())?, &mut blocks)?;
+        let scales = match kind.format().scale().is_byte() {
+            true => le_bytes(matrix.scales())?,
+            false => le_bytes(&scales_of_blocks(name, matrix, kind)?)?,
+        };
+        kind.append(&words, &scales, &mut blocks)?;
         Ok::<_, Error>(vec![blocks])
     };
     match weight.dims().as_slice() {
@@ -92,6 +92,49 @@ pub(super) fn repack_blocks(
         }
         _ => write(0, bytes(weight)?),
     }
+}
+
+/// F16 scales of symmetric codes, once for each block.
+fn scales_of_blocks(name: &str, matrix: &QuantTensor, kind: GgmlType) -> Result<Tensor> {
+    let groups = IntegerGroups::of(matrix.format(), matrix.scales(), matrix.biases())?;
+    let halves = match &groups {
+        Some(groups) if groups.zeros.is_none() => half_scales(groups)?,
+        Some(_) | None => None,
+    };
+    let Some(halves) = halves else {
+        let expected = format!("scales of {}: F16 numbers, and the middle code for zero", kind.name());
+        let found = format!("{}; requantize or dequantize it", matrix.format());
+        return Err(Error::mismatch(format!("`{name}`"), expected, found));
+    };
+    let blocks = matrix.format().group_size() / kind.block().0;
+    let dims = halves.dims().to_vec();
+    let mut repeated = dims.clone();
+    repeated.push(blocks);
+    Ok(halves.unsqueeze(dims.len())?.broadcast_as(repeated)?.contiguous()?)
+}
+
+/// Hands on a matrix of integer codes with its scales and zeros: those of a group are one stream of codes along N.
+pub(super) fn repack_with_zeros(
+    name: &str,
+    weight: &QuantTensor,
+    groups: Option<IntegerGroups>,
+    mut write: impl FnMut(usize, Vec<Vec<u8>>) -> Result<()>,
+) -> Result<()> {
+    let Some(IntegerGroups { scales, zeros: Some(zeros) }) = groups else {
+        let expected = "zeros of groups that are codes";
+        return Err(Error::mismatch(format!("`{name}`"), expected, weight.format().to_string()));
+    };
+    let (bits, (n, count)) = (weight.format().bits(), zeros.dims2()?);
+    let of_words = n.saturating_mul(bits).div_ceil(32);
+    let mut words = vec![0u32; of_words.saturating_mul(count)];
+    let mut stream = vec![0u32; of_words];
+    for (group, zeros) in zeros.t()?.to_vec2::<u8>()?.iter().enumerate() {
+        pack(zeros, bits, &mut stream);
+        let places = words.iter_mut().skip(group).step_by(count.max(1));
+        places.zip(&stream).for_each(|(place, word)| *place = *word);
+    }
+    let zeros = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    write(0, vec![le_bytes(weight.packed())?, le_bytes(&scales)?, zeros])
 }
 
 /// Hands on a matrix of symmetric codes as signed ones with F32 scales, as SLM1 files have them.

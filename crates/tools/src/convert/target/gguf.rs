@@ -44,7 +44,7 @@ impl TargetKind for Gguf {
     fn of_type(&self, name: &str, dims: &[usize], of_files: FileType) -> Result<Vec<OutputTensor>> {
         match of_files {
             FileType::Ggml(kind) => Ok(vec![of_kind(name, dims, kind)?]),
-            FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_) => {
+            FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_) | FileType::WithZeros(_) => {
                 Err(Error::mismatch(name, "a type of GGML", of_files.name()))
             }
         }
@@ -205,9 +205,9 @@ fn ggml_type(spec: Spec) -> Option<GgmlType> {
     match spec {
         Spec::Packed(format) => GgmlType::of(format),
         Spec::Type(FileType::Ggml(kind)) => Some(kind),
-        Spec::Type(FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_)) | Spec::Cast(_) | Spec::Keep => {
-            None
-        }
+        Spec::Type(FileType::Uqff(_) | FileType::Slm1(_) | FileType::Fp8(_) | FileType::WithZeros(_))
+        | Spec::Cast(_)
+        | Spec::Keep => None,
     }
 }
 

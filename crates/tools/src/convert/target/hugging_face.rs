@@ -3,11 +3,13 @@
 //!
 //! | format | `format` | tensors |
 //! |---|---|---|
-//! | affine 4 and 8 bit | `pack-quantized`, symmetric: transformers 5.23 does not load zero points | `weight_packed`, `weight_scale`, `weight_shape` |
+//! | affine 4 and 8 bit | `pack-quantized`, symmetric | `weight_packed`, `weight_scale`, `weight_shape` |
+//! | the same, packed already and with zeros | `pack-quantized`, not symmetric | and `weight_zero_point` |
 //! | MXFP4 | `mxfp4-pack-quantized` | `weight_packed`, `weight_scale` |
 //! | MXFP8 | `mxfp8-quantized` | `weight`, `weight_scale` |
 //! | MXFP4, experts of families that are published so | quant_method `mxfp4` | `_blocks`, `_scales` |
 //! | FP8 with float scales, copied | `float-quantized`, a scale for a tensor, a row or a block | `weight`, `weight_scale` |
+//! | NF4 and FP4 of bitsandbytes, copied | quant_method `bitsandbytes` | all of its own |
 //! | NVFP4 | `nvfp4-pack-quantized` | `weight_packed`, `weight_scale`, `weight_global_scale`, which is 1 |
 
 use super::exact::Exact;
@@ -16,9 +18,11 @@ use super::kind::TargetKind;
 use super::mlx::files;
 use crate::convert::output::{file_dtype, Job, OutputFile, OutputTensor};
 use crate::convert::recipe::{FileType, Fp8Scales, Spec};
-use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint, StoredForm, StoredFp8};
+use candle_quant::checkpoint::{
+    module_of, tensor_of, Checkpoint, DenseTensor, StoredForm, StoredFourBits, StoredFp8,
+};
 use candle_quant::format::Quantizer;
-use candle_quant::{QuantFormat, Result};
+use candle_quant::{Error, QuantFormat, Result};
 use candle_quant_models::{MlxLm, EXPERT_BLOCKS};
 use safetensors::Dtype;
 use serde_json::{json, Value};
@@ -120,7 +124,26 @@ impl TargetKind for HuggingFace {
         })
     }
 
+    fn with_zeros(
+        &self,
+        name: &str,
+        dims: &[usize],
+        format: QuantFormat,
+        scales: Dtype,
+    ) -> Result<Option<Vec<OutputTensor>>> {
+        let &[n, k] = dims else { return Ok(None) };
+        let mut outputs = self.packed(name, dims, format, scales)?;
+        let zeros = tensor_of(module_of(name).unwrap_or(name), "weight_zero_point");
+        let words = n.saturating_mul(format.bits()).div_ceil(32);
+        let zeros = OutputTensor::new(zeros, Dtype::I32, vec![words, format.groups_per_row(k)?])?;
+        outputs.insert(outputs.len().min(2), zeros);
+        Ok(Some(outputs))
+    }
+
     fn of_stored(&self, name: &str, dims: &[usize], form: &StoredForm) -> Result<Option<Exact>> {
+        if let StoredForm::FourBits(form) = form {
+            return four_bits(name, form).map(Some);
+        }
         let (StoredForm::Fp8(StoredFp8 { codes, scales, tile, .. }), &[n, k]) = (form, dims) else {
             return Ok(None);
         };
@@ -149,6 +172,17 @@ impl TargetKind for HuggingFace {
     }
 }
 
+/// A weight of bitsandbytes, all of whose tensors are copied.
+fn four_bits(name: &str, form: &StoredFourBits) -> Result<Exact> {
+    let module = module_of(name).unwrap_or(name);
+    let output = |(part, dense): &(&str, DenseTensor)| {
+        OutputTensor::new(tensor_of(module, part), file_dtype(dense.dtype())?, dense.dims().to_vec())
+    };
+    let outputs = form.parts.iter().map(output).collect::<Result<Vec<_>>>()?;
+    let copied = form.parts.iter().map(|(_, dense)| dense.clone()).collect();
+    Ok(Exact { spec: Spec::Packed(form.format), outputs, copied })
+}
+
 /// What compressed-tensors calls a format, and what it says of the weights.
 fn scheme(spec: Spec) -> Option<(&'static str, Value)> {
     let weights = |kind: &str,
@@ -174,6 +208,14 @@ fn scheme(spec: Spec) -> Option<(&'static str, Value)> {
             }
             return Some(("float-quantized", described));
         }
+        Spec::Type(FileType::WithZeros(format)) => {
+            let (name, mut described) = scheme(Spec::Packed(format))?;
+            if let Some(fields) = described.as_object_mut() {
+                fields.insert("symmetric".into(), false.into());
+                fields.insert("zp_dtype".into(), "torch.int8".into());
+            }
+            return Some((name, described));
+        }
         Spec::Type(_) | Spec::Cast(_) | Spec::Keep => return None,
     };
     let (bits, group_size) = (format.bits(), format.group_size());
@@ -198,6 +240,49 @@ fn scheme(spec: Spec) -> Option<(&'static str, Value)> {
 pub(in crate::convert) fn mxfp4_config() -> Value {
     let dense = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"];
     json!({"quant_method": "mxfp4", "modules_to_not_convert": dense})
+}
+
+/// Whether files have a format in the form of bitsandbytes. Of one model transformers reads all or nothing so.
+fn is_of_bitsandbytes(format: QuantFormat) -> bool {
+    matches!(format, QuantFormat::NF4 | QuantFormat::FP4)
+}
+
+/// The first weight of bitsandbytes, if any.
+///
+/// # Errors
+/// If another one is packed otherwise.
+pub(in crate::convert) fn of_bitsandbytes<'a>(
+    jobs: impl Iterator<Item = &'a Job>,
+) -> Result<Option<(&'a Job, QuantFormat)>> {
+    let packed: Vec<_> = jobs.filter_map(|job| Some((job, job.format()?))).collect();
+    let of = |is_one: bool| packed.iter().find(|(_, format)| is_of_bitsandbytes(*format) == is_one).copied();
+    let Some(first) = of(true) else { return Ok(None) };
+    match of(false) {
+        None => Ok(Some(first)),
+        Some((other, format)) => Err(Error::Unsupported {
+            what: format!(
+                "`{}` as {format} in a Hugging Face checkpoint beside `{}`, {} of bitsandbytes,",
+                other.planned.name, first.0.planned.name, first.1
+            ),
+            remedy: "keep it dense, or requantize or dequantize all".into(),
+        }),
+    }
+}
+
+/// The `quantization_config` of weights of bitsandbytes, as transformers writes it; every weight says more of itself.
+pub(in crate::convert) fn bitsandbytes_config(
+    format: QuantFormat,
+    parts: &[OutputTensor],
+    dense: Vec<String>,
+) -> Value {
+    let is_nested = parts.iter().any(|part| part.name.ends_with(".nested_absmax"));
+    let floats = [(Dtype::F16, "float16"), (Dtype::BF16, "bfloat16"), (Dtype::F32, "float32")];
+    let storage = parts.first().and_then(|codes| floats.iter().find(|(dtype, _)| *dtype == codes.dtype));
+    let storage = storage.map_or("uint8", |(_, name)| *name);
+    json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "load_in_8bit": false, "llm_int8_threshold": 6.0,
+        "llm_int8_skip_modules": dense, "llm_int8_enable_fp32_cpu_offload": false, "llm_int8_has_fp16_weight": false,
+        "bnb_4bit_quant_type": format.mode(), "bnb_4bit_use_double_quant": is_nested, "bnb_4bit_quant_storage": storage,
+        "bnb_4bit_compute_dtype": "bfloat16"})
 }
 
 /// The `quantization_config` of packed modules, of which most have the format `top`. `dense` are matrices that are not

@@ -153,6 +153,18 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
         OutputTensor::packed(dims, format, scales, |part| tensor_of(module, part))
     }
 
+    /// The tensors of a weight whose groups have codes for zeros, if it has such: codes, scales, zeros, and then what is known
+    /// already.
+    fn with_zeros(
+        &self,
+        _name: &str,
+        _dims: &[usize],
+        _format: QuantFormat,
+        _scales: Dtype,
+    ) -> Result<Option<Vec<OutputTensor>>> {
+        Ok(None)
+    }
+
     /// What is odd about a model of this kind of this source.
     fn notes(&self, _: &Checkpoint) -> Vec<String> {
         Vec::new()

@@ -15,7 +15,7 @@ mod uqff_report;
 
 pub(super) use exact::Exact;
 pub(super) use experts::ExpertLayout;
-pub(super) use hugging_face::{mxfp4_config, quantization_config};
+pub(super) use hugging_face::{bitsandbytes_config, mxfp4_config, of_bitsandbytes, quantization_config};
 pub(super) use kind::TargetKind;
 pub(super) use slm1::parts as slm1_parts;
 
@@ -93,7 +93,9 @@ impl Target {
                 remedy: match of_files {
                     FileType::Ggml(_) => "write --to gguf or uqff, or give it another format".into(),
                     FileType::Uqff(_) => "write --to uqff, or give it another format".into(),
-                    FileType::Fp8(_) => "give it another format: it is only copied".into(),
+                    FileType::Fp8(_) | FileType::WithZeros(_) => {
+                        "give it another format: it is only copied".into()
+                    }
                     FileType::Slm1(_) => "write --to slm1, or give it another format".into(),
                 },
             }),

@@ -53,7 +53,7 @@ impl TargetKind for Slm1 {
     fn of_type(&self, name: &str, dims: &[usize], of_files: FileType) -> Result<Vec<OutputTensor>> {
         match of_files {
             FileType::Slm1(kind) => parts(name, dims, kind, kind.block(dims.last().copied().unwrap_or(0))),
-            FileType::Ggml(_) | FileType::Uqff(_) | FileType::Fp8(_) => {
+            FileType::Ggml(_) | FileType::Uqff(_) | FileType::Fp8(_) | FileType::WithZeros(_) => {
                 Err(Error::mismatch(name, "a type of SLM1 files", of_files.name()))
             }
         }
@@ -116,7 +116,9 @@ impl TargetKind for Slm1 {
                     Spec::Type(FileType::Slm1(kind)) => {
                         Some((kind, elements / scales.dims.iter().product::<usize>().max(1)))
                     }
-                    Spec::Type(FileType::Ggml(_) | FileType::Uqff(_) | FileType::Fp8(_))
+                    Spec::Type(
+                        FileType::Ggml(_) | FileType::Uqff(_) | FileType::Fp8(_) | FileType::WithZeros(_),
+                    )
                     | Spec::Packed(_)
                     | Spec::Cast(_)
                     | Spec::Keep => None,

@@ -71,7 +71,7 @@ impl TargetKind for Uqff {
         match of_files {
             FileType::Ggml(kind) => of_ggml(name, dims, kind.id(), kind.size_in_bytes(count(dims))),
             FileType::Uqff(kind) => of_whole(name, dims, kind),
-            FileType::Slm1(_) | FileType::Fp8(_) => {
+            FileType::Slm1(_) | FileType::Fp8(_) | FileType::WithZeros(_) => {
                 Err(Error::mismatch(name, "a type of mistral.rs", of_files.name()))
             }
         }
