@@ -182,7 +182,7 @@ fn weights_of_other_tools() {
             .any(|kind| names[names.len() - 1].contains(kind));
         assert!(shares || shared.is_empty(), "{}: {}", path.display(), shared[0].0);
     }
-    assert_eq!(names.len(), 45, "{names:?}");
+    assert_eq!(names.len(), 46, "{names:?}");
 }
 
 #[test]

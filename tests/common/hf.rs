@@ -12,10 +12,11 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 45] = [
+pub const FIXTURES: [(&str, &str); 46] = [
     ("awq-g64", "affine 4-bit g64"),
     ("awq-gemv-g64", "affine 4-bit g64"),
     ("awq-gemv_fast-g32", "affine 4-bit g32"),
+    ("awq-marlin-g128", "symmetric 4-bit g128"),
     ("awq-rows", "affine 4-bit g128"),
     ("bnb-fp4", "fp4"),
     ("bnb-int8", "symmetric 8-bit g128"),
@@ -184,7 +185,7 @@ fn case(name: &'static str, quantization: Value, entries: Vec<Entry>) -> Case {
     Case { name, quantization, entries }
 }
 
-/// Every layout. N is 8, K 64 or 128.
+/// Every layout. N is 8 (64 in "marlin"), K 64 or 128.
 pub fn cases() -> Vec<Case> {
     let halves = |count: usize| [0x00, 0x2c].repeat(count);
     vec![
@@ -345,6 +346,14 @@ pub fn cases() -> Vec<Case> {
                 entry("m.qweight", "I16", &[2, 128], noise(512, 33)),
                 entry("m.qzeros", "F16", &[16, 8], halves(128)),
                 entry("m.scales", "F16", &[16, 8], halves(128)),
+            ],
+        ),
+        case(
+            "awq marlin",
+            json!({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "marlin", "zero_point": false}),
+            vec![
+                entry("m.qweight", "I32", &[4, 128], noise(2048, 36)),
+                entry("m.scales", "F16", &[2, 64], halves(128)),
             ],
         ),
         case(

@@ -4,7 +4,7 @@ use crate::hf::{entry, noise, weight, Entry};
 use candle_core::Device;
 use serde_json::json;
 
-const N: usize = 16;
+const N: usize = 64;
 
 /// Scales or biases that are numbers; of what size they are does not matter here.
 fn ones(name: &str, dtype: &'static str, dims: &[usize]) -> Entry {
@@ -33,6 +33,9 @@ fn entries(version: &str, group: usize, k: usize, [scales, zeros]: [&'static str
             entry("m.qzeros", "I32", &[groups, N / 8], noise(groups * N / 2, 42)),
             ones("m.scales", scales, &[groups, N]),
         ],
+        "marlin" => {
+            vec![entry("m.qweight", "I32", &[k / 16, N * 2], codes), ones("m.scales", scales, &[groups, N])]
+        }
         "gemv" => vec![
             entry("m.qweight", "I32", &[N, k / 8], codes),
             entry("m.qzeros", "I32", &[N, room / 8], noise(N * room / 2, 42)),
@@ -50,7 +53,7 @@ fn entries(version: &str, group: usize, k: usize, [scales, zeros]: [&'static str
 #[test]
 fn it_is_what_is_loaded() {
     let dtypes = ["F16", "BF16", "F32"];
-    for version in ["gemm", "gemv", "gemv_fast"] {
+    for version in ["gemm", "gemv", "gemv_fast", "marlin"] {
         for (size, k) in [(32, 256), (64, 192), (64, 1024), (128, 384), (256, 768), (-1, 1024), (-1, 192)] {
             for pair in dtypes.iter().flat_map(|scales| dtypes.map(|zeros| [*scales, zeros])) {
                 if version != "gemv_fast" && pair[0] != pair[1] {

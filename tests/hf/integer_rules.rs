@@ -48,7 +48,7 @@ fn widths_of_integers_are_those_of_the_shape() {
 
 #[test]
 fn awq_has_four_bits_in_known_layouts() {
-    for version in [json!("llm-awq"), json!("exllama"), json!("marlin"), json!(1)] {
+    for version in [json!("llm-awq"), json!("exllama"), json!("marlin2"), json!(1)] {
         let result = open(&changed("awq", &json!({"version": version})), &[]);
         rejected(result, &["config.json", &format!("version {version}"), "not supported"]);
     }

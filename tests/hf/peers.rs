@@ -31,7 +31,7 @@ fn tensors_decode_as_in_the_tools_that_wrote_them() {
         }
         // Which linear layers have no whole tiles, or were excluded.
         let dense = match name {
-            "fp8-128x128" | "ct-fp8-block" => 2,
+            "fp8-128x128" | "ct-fp8-block" | "awq-marlin-g128" => 2,
             "fp8-ue8m0-32x32" => 0,
             _ => usize::from(!name.starts_with("ct-llmc-")),
         };

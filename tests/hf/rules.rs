@@ -203,7 +203,7 @@ fn tensors_make_the_kind() {
 }
 
 /// Tensors that a weight needs beside its codes.
-const NEEDED: [(&str, &str); 19] = [
+const NEEDED: [(&str, &str); 20] = [
     ("gpt-oss", "m_scales"),
     ("mxfp8", "m.weight_scale_inv"),
     ("modelopt", "m.weight_scale_2"),
@@ -218,6 +218,7 @@ const NEEDED: [(&str, &str); 19] = [
     ("awq", "m.qzeros"),
     ("awq gemv", "m.qzeros"),
     ("awq gemv_fast", "m.qzeros"),
+    ("awq marlin", "m.scales"),
     ("gptq", "m.scales"),
     ("gptq", "m.qzeros"),
     ("bitsandbytes 4", "m.weight.absmax"),
@@ -261,6 +262,8 @@ fn parts_have_their_dtypes() {
         ("awq gemv", "m.qzeros", "F32"),
         ("awq gemv_fast", "m.qweight", "F16"),
         ("awq gemv_fast", "m.qzeros", "I16"),
+        ("awq marlin", "m.qweight", "F32"),
+        ("awq marlin", "m.scales", "I16"),
         ("gptq", "m.qweight", "U32"),
         ("gptq", "m.qzeros", "F32"),
         ("gptq", "m.scales", "I16"),
@@ -328,6 +331,10 @@ fn parts_have_shapes_that_fit() {
         ("awq gemv_fast", "m.qweight", &[8, 32], "a multiple of 64"),
         ("awq gemv_fast", "m.qzeros", &[8, 16], "shape [16, 8]"),
         ("awq gemv_fast", "m.scales", &[8, 16], "shape [16, 8]"),
+        ("awq marlin", "m.qweight", &[8, 64], "a multiple of 128 words"),
+        ("awq marlin", "m.qweight", &[2, 2, 128], "a shape [K/16, 2 N]"),
+        ("awq marlin", "m.scales", &[1, 128], "one row for each 32, as the config says, of K = 64"),
+        ("awq marlin", "m.scales", &[2, 32, 2], "shape [2, 64]"),
         ("gptq", "m.qweight", &[8, 16], "shape [2, 16]"),
         ("gptq", "m.qweight", &[4, 4, 8], "a shape [K * bits / 32, N]"),
         ("gptq", "m.qzeros", &[1, 2], "shape [2, 1] of 4 bits"),

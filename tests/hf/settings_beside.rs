@@ -108,7 +108,7 @@ fn what_they_say_has_to_be_right() {
         ("w_bit", json!(8), "\"awq\" with 8 bits"),
         ("w_bit", json!(null), ""),
         ("q_group_size", json!(1.5), "`q_group_size` is 1.5, expected a positive whole number"),
-        ("version", json!("marlin"), "version \"marlin\""),
+        ("version", json!("llm-awq"), "version \"llm-awq\""),
     ] {
         let mut settings = awq();
         settings[key] = value;

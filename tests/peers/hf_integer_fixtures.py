@@ -30,6 +30,7 @@ from auto_gptq.nn_modules.qlinear.qlinear_cuda_old import QuantLinear  # noqa: E
 from awq.modules.linear.gemm import WQLinear_GEMM  # noqa: E402
 from awq.modules.linear.gemv import WQLinear_GEMV  # noqa: E402
 from awq.modules.linear.gemv_fast import WQLinear_GEMVFast  # noqa: E402
+from awq.modules.linear.marlin import WQLinear_Marlin  # noqa: E402
 from awq.utils.packing_utils import dequantize_gemm  # noqa: E402
 from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # noqa: E402
 
@@ -135,6 +136,15 @@ def awq_rows(module, weight):
     return parts, exact
 
 
+def awq_marlin(module, weight):
+    """By AutoAWQ, for kernels that it has for GPUs alone: symmetric, and rows in whole 64s. What went in comes out."""
+    if weight.shape[0] % 64 != 0:
+        return None
+    scales, _, rounded = parameters(weight, 4, 128, True)
+    layer = WQLinear_Marlin.from_linear(linear_of(rounded), 4, 128, scales=scales)
+    return {"qweight": layer.qweight, "scales": layer.scales}, rounded
+
+
 def awq_config(group_size, version):
     return {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": version}
 
@@ -223,6 +233,8 @@ for case, kind, group_size, version in [
 ]:
     write(OUT / case, awq_config(group_size, version), awq(kind, group_size), dtype=torch.float16)
 write(OUT / "awq-rows", awq_config(-1, "gemm"), awq_rows, dtype=torch.float16)
+# One group for rows of 128, which has an order of scales of its own, and two for those of 256.
+write(OUT / "awq-marlin-g128", awq_config(128, "marlin") | {"zero_point": False}, awq_marlin, dtype=torch.float16)
 
 EIGHT = QuantizationArgs(num_bits=8, strategy="token", dynamic=True, symmetric=True)
 for case, args, format, activations in [

@@ -7,6 +7,7 @@
 //! and biases are repeated.
 
 use super::awq_gemv;
+use super::awq_marlin;
 use super::config::{AwqConfig, AwqVersion};
 use super::groups::Groups;
 use super::module::Module;
@@ -30,6 +31,7 @@ pub(super) fn weight(module: &Module, config: &AwqConfig) -> Result<Weight> {
         AwqVersion::Gemm => gemm(module, config),
         AwqVersion::Gemv => awq_gemv::gemv(module, config),
         AwqVersion::GemvFast => awq_gemv::gemv_fast(module, config),
+        AwqVersion::Marlin => awq_marlin::weight(module, config),
     }
 }
 

@@ -64,6 +64,7 @@ pub(in crate::checkpoint) enum AwqVersion {
     Gemm,
     Gemv,
     GemvFast,
+    Marlin,
 }
 
 impl Method {
@@ -224,6 +225,7 @@ impl Source {
             Some(Some(name)) if name == "gemm" => AwqVersion::Gemm,
             Some(Some(name)) if name == "gemv" => AwqVersion::Gemv,
             Some(Some(name)) if name == "gemv_fast" => AwqVersion::GemvFast,
+            Some(Some(name)) if name == "marlin" => AwqVersion::Marlin,
             Some(_) => {
                 let version = version.unwrap_or(&Value::Null);
                 return Err(self.unsupported(format!("quant_method \"awq\" with version {version}")));

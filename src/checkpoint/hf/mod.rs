@@ -20,6 +20,7 @@
 
 mod awq;
 mod awq_gemv;
+mod awq_marlin;
 mod bitsandbytes;
 mod column_order;
 mod compressed;

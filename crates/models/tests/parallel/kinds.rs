@@ -69,7 +69,7 @@ fn check_over(
 #[test]
 fn checkpoints_of_other_tools() {
     let folders = files("hf");
-    assert_eq!(folders.len(), 45);
+    assert_eq!(folders.len(), 46);
     for folder in folders {
         check(&folder.display().to_string(), &Checkpoint::open(&folder).unwrap(), None, 3e-4);
     }

@@ -14,7 +14,7 @@ fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<_> = fs::read_dir(all).unwrap().map(|entry| entry.unwrap().path()).collect();
     folders.retain(|folder| folder.join("expected.json").is_file());
     folders.sort();
-    assert!(folders.len() >= 45, "{folders:?}");
+    assert!(folders.len() >= 46, "{folders:?}");
     folders
 }
 
@@ -98,6 +98,10 @@ const COPIED: &[&str] = &[
     "awq-gemv-g64 to uqff",
     "awq-gemv_fast-g32 to mlx",
     "awq-gemv_fast-g32 to uqff",
+    "awq-marlin-g128 to hf",
+    "awq-marlin-g128 to mlx",
+    "awq-marlin-g128 to uqff",
+    "awq-marlin-g128 to gguf",
     "awq-rows to hf",
     "awq-rows to mlx",
     "awq-rows to uqff",
