@@ -280,6 +280,10 @@ fn an_interrupted_search_goes_on() {
     for result in [find("4:g64", &text), find("3:g64", &other)] {
         rejected(result, &["scales of another source, text or conversion", remedy]);
     }
+    let (mut wrong, numbers) = (complete.clone(), complete.len() - 4);
+    wrong[numbers..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&file, wrong).unwrap();
+    rejected(find("3:g64", &text), &["no scales of columns", "finite numbers above zero, found NaN", remedy]);
     fs::write(&file, &complete[..complete.len() - 1]).unwrap();
     rejected(find("3:g64", &text), &["no scales of columns", remedy]);
     fs::write(&file, safetensors::serialize([("0", &tensors["0"])], None).unwrap()).unwrap();

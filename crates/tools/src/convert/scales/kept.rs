@@ -65,6 +65,12 @@ impl<'p> Kept<'p> {
                     let numbers =
                         tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
                     let numbers: Vec<f32> = numbers.collect();
+                    if let Some(number) = numbers.iter().find(|number| !(number.is_finite() && **number > 0.))
+                    {
+                        return Err(wrong(format!(
+                            "`{index}`: expected finite numbers above zero, found {number}"
+                        )));
+                    }
                     let [_, k] = expected;
                     Ok(Some(numbers.chunks_exact(k.max(1)).map(<[f32]>::to_vec).collect()))
                 }
