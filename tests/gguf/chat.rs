@@ -1,8 +1,10 @@
 //! Chat templates in the metadata.
 
+use crate::checkpoint::rejected;
 use crate::writer::{path, write, File};
 use candle_quant::{Checkpoint, Result};
 use candle_quant_models::chat::{Message, Template, Variables};
+use candle_quant_models::generate::Params;
 
 fn template(file: &File) -> Result<Option<Template>> {
     let dir = write(&file.bytes());
@@ -40,4 +42,20 @@ fn files_beside_it_come_first() {
     std::fs::write(dir.path().join("chat_template.jinja"), "beside").unwrap();
     let template = Template::from_checkpoint(&Checkpoint::open(path(&dir)).unwrap()).unwrap().unwrap();
     assert_eq!(template.render(&[], &Variables::default()).unwrap(), "beside");
+}
+
+/// As the published `generation_config.json`, of which converters keep these.
+#[test]
+fn sampling_is_what_the_file_says() {
+    let params = |file: &File| {
+        let dir = write(&file.bytes());
+        Params::from_checkpoint(&Checkpoint::open(path(&dir)).unwrap())
+    };
+    let number = |file: File, key: &str, number: f32| file.value(key, 6, number.to_le_bytes().to_vec());
+    let file = number(File::llama(), "general.sampling.temp", 0.6).u32("general.sampling.top_k", 20);
+    let sampling = params(&number(file, "general.sampling.penalty_repeat", 1.5)).unwrap().sampling;
+    assert_eq!((sampling.temperature, sampling.top_k, sampling.repetition_penalty), (0.6, Some(20), 1.5));
+    assert_eq!(params(&File::llama()).unwrap().sampling, Params::default().sampling);
+    let hot = File::llama().text("general.sampling.temp", "hot");
+    rejected(params(&hot), &["model.gguf", "`general.sampling.temp`: expected a number, found \"hot\""]);
 }

@@ -44,7 +44,7 @@ const DTYPES: [(&str, usize); 13] = [
     ("F64", 8),
 ];
 
-const NAMES: [&str; 28] = [
+const NAMES: [&str; 33] = [
     "weight",
     "scales",
     "biases",
@@ -66,6 +66,11 @@ const NAMES: [&str; 28] = [
     "weight.nested_quant_map",
     "weight.quant_state.bitsandbytes__nf4",
     "SCB",
+    "W_q",
+    "zero",
+    "axis",
+    "nbits",
+    "group_size",
     "pre_quant_scale",
     "scale",
     "global_scale",

@@ -1,19 +1,23 @@
 //! What a checkpoint says about how its text is to be generated.
 
 use super::{stop_tokens, Params, Sampling};
+use candle_quant::checkpoint::CheckpointKind;
 use candle_quant::{Checkpoint, Error, Result};
-use serde_json::Value;
+use serde_json::{Map, Number, Value};
 use std::path::{Path, PathBuf};
 
 impl Params {
     /// What the checkpoint says: stop tokens, and of `generation_config.json` the temperature, `top_k`, `top_p`, `min_p` and
-    /// the three penalties; if it says that `do_sample` is false, always the most likely token. Of an Ollama model, its
-    /// parameters and stop strings. What neither says is as by default.
+    /// the three penalties; if it says that `do_sample` is false, always the most likely token. Of a GGUF file first what its metadata
+    /// say ([`stored_sampling`]), of an Ollama model last its parameters and stop strings. What none says is as by default.
     ///
     /// # Errors
     /// If a file can't be read, or a value has no meaning.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let mut params = Self { stop_tokens: stop_tokens(checkpoint)?, ..Self::default() };
+        let stored = stored_sampling(checkpoint)?.into();
+        let stored = Stated { path: checkpoint.path(), json: &stored };
+        params.sampling = stored.sampling(params.sampling, "repetition_penalty")?;
         const FILE: &str = "generation_config.json";
         if let Some(json) = checkpoint.read_json(FILE)? {
             let path = checkpoint.sidecar_files().path(FILE).unwrap_or_else(|| PathBuf::from(FILE));
@@ -32,6 +36,36 @@ impl Params {
         }
         Ok(params)
     }
+}
+
+/// Keys of a GGUF file for what `generation_config.json` says: llama.cpp's converter copies it.
+pub const SAMPLING_KEYS: [(&str, &str); 5] = [
+    ("general.sampling.temp", "temperature"),
+    ("general.sampling.top_k", "top_k"),
+    ("general.sampling.top_p", "top_p"),
+    ("general.sampling.min_p", "min_p"),
+    ("general.sampling.penalty_repeat", "repetition_penalty"),
+];
+
+/// What the metadata of a GGUF file say of sampling, by the names of `generation_config.json`; nothing for other kinds.
+///
+/// # Errors
+/// If the file can't be read any more, or one of them is no number.
+pub fn stored_sampling(checkpoint: &Checkpoint) -> Result<Map<String, Value>> {
+    if checkpoint.kind() != CheckpointKind::Gguf {
+        return Ok(Map::new());
+    }
+    let metadata = checkpoint.metadata()?;
+    let mut stated = Map::new();
+    for (key, name) in SAMPLING_KEYS {
+        let Some(text) = metadata.get(key) else { continue };
+        let number = serde_json::from_str::<Number>(text).map_err(|_| {
+            let problem = format!("`{key}`: expected a number, found {text:?}");
+            Error::file(checkpoint.path(), problem, "convert the model again")
+        })?;
+        stated.insert(name.to_owned(), number.into());
+    }
+    Ok(stated)
 }
 
 /// A file with parameters.

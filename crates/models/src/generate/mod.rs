@@ -37,6 +37,7 @@ mod text;
 mod tokenizer;
 mod tokenizer_json;
 
+pub use defaults::{stored_sampling, SAMPLING_KEYS};
 pub use sampler::{Sampler, Sampling};
 pub use session::{encode, Event, Session};
 pub use text::{load_tokenizer, stop_tokens, TextStream};

@@ -29,6 +29,12 @@ fn downloads() -> (TempDir, Checkpoint) {
     let mut json = json_file(&config);
     json["chat_template"] = TEMPLATE.into();
     fs::write(config, json.to_string()).unwrap();
+    let generation = source.join("generation_config.json");
+    let mut json = json_file(&generation);
+    for (name, value) in sampling().as_object().unwrap() {
+        json[name] = value.clone();
+    }
+    fs::write(generation, json.to_string()).unwrap();
     let mut options = ConvertOptions::gguf(Recipe::safe(Spec::Keep));
     options.dequantize = true;
     let gguf = convert(&Checkpoint::open(&source).unwrap(), &options);
@@ -47,6 +53,11 @@ fn downloads() -> (TempDir, Checkpoint) {
     }
     let checkpoint = Checkpoint::open(&file).unwrap();
     (downloads, checkpoint)
+}
+
+/// How the model's text is sampled.
+fn sampling() -> Value {
+    json!({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.5})
 }
 
 fn targets() -> [(&'static str, ConvertOptions); 4] {
@@ -103,7 +114,11 @@ fn the_output_has_what_belongs_to_it_and_no_more() {
             "bos_token": end, "eos_token": end, "pad_token": end, "chat_template": TEMPLATE});
         assert_eq!(tokenizer, stated, "{target}");
         let generation = json_of(&out, "generation_config.json");
-        assert_eq!(generation, json!({"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}), "{target}");
+        let mut stated = sampling();
+        for id in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+            stated[id] = 0.into();
+        }
+        assert_eq!(generation, stated, "{target}");
     }
 }
 
@@ -118,6 +133,9 @@ fn the_output_runs_as_the_file() {
         assert_eq!(prompt(&written), prompt(&file), "{target}");
         assert_eq!(prompt(&written), format!("<|endoftext|>{TEXT}<|endoftext|>"), "{target}");
         assert_eq!(generate::stop_tokens(&written).unwrap(), [0], "{target}");
+        let [sampled, stated] =
+            [&written, &file].map(|checkpoint| Params::from_checkpoint(checkpoint).unwrap().sampling);
+        assert_eq!((&sampled, stated.top_k, stated.temperature), (&stated, Some(20), 0.6), "{target}");
         let tokens = generated(&written);
         match target {
             "dense" => assert_eq!(tokens, generated(&file)),

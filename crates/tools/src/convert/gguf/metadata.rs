@@ -2,6 +2,8 @@
 
 use super::text_of;
 use candle_quant::checkpoint::{Checkpoint, GgufForm, GgufKind, GgufValue};
+use candle_quant::Result;
+use candle_quant_models::generate::SAMPLING_KEYS;
 use candle_quant_models::Config;
 use std::collections::BTreeMap;
 
@@ -70,6 +72,17 @@ pub(super) fn of(source: &Checkpoint, config: &Config, form: GgufForm) -> BTreeM
         set("expert_gating_func", GgufValue::U32(SIGMOID));
     }
     values
+}
+
+/// How text is sampled, as `generation_config.json` says.
+pub(super) fn sampling(source: &Checkpoint) -> Result<Vec<(String, GgufValue)>> {
+    let stated = source.read_json("generation_config.json")?.unwrap_or_default();
+    let value = |name: &str| {
+        let number = stated.get(name).filter(|_| stated["do_sample"] != false)?.as_f64()?;
+        Some(if name == "top_k" { size(number as usize) } else { GgufValue::F32(number as f32) })
+    };
+    let values = SAMPLING_KEYS.iter().filter_map(|(key, name)| Some(((*key).to_owned(), value(name)?)));
+    Ok(values.collect())
 }
 
 /// What a config says, where one does that was read with all that its family leaves out.

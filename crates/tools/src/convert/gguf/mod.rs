@@ -76,6 +76,7 @@ impl GgufModel {
         let mut values = metadata::of(source, &self.config, self.form);
         rope::describe(&self.config, self.form.architecture(), &mut values, &mut factors);
         values.extend(tokenizer::of(source, tensors)?.values);
+        values.extend(metadata::sampling(source)?);
         match source.gguf_values() {
             // A file has more than a config: what its converter said of it stays.
             Some(stored) => {

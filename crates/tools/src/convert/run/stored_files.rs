@@ -4,6 +4,7 @@ use crate::convert::plan::ConvertPlan;
 use crate::convert::target::Target;
 use candle_quant::checkpoint::{CheckpointKind, StoredChatTemplates};
 use candle_quant::Result;
+use candle_quant_models::generate::stored_sampling;
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
 
@@ -28,7 +29,7 @@ pub(super) fn stored_files(plan: &ConvertPlan) -> Result<Vec<(&'static str, Stri
     let mut files = Vec::new();
     files.extend(tokenizer_config(plan)?.map(|config| ("tokenizer_config.json", config)));
     if plan.target.kind().has_config() {
-        files.extend(generation_config(plan).map(|config| ("generation_config.json", config)));
+        files.extend(generation_config(plan)?.map(|config| ("generation_config.json", config)));
     }
     Ok(files.into_iter().map(|(name, json)| (name, format!("{json:#}\n"))).collect())
 }
@@ -68,10 +69,16 @@ fn chat_template(templates: &BTreeMap<String, String>) -> Option<Value> {
     Some(templates.iter().map(|(name, template)| json!({"name": name, "template": template})).collect())
 }
 
-/// The tokens that begin and end a text; `None` if there are none.
-fn generation_config(plan: &ConvertPlan) -> Option<Value> {
+/// The tokens that begin and end a text, and how it is sampled; `None` if nothing is said of these.
+fn generation_config(plan: &ConvertPlan) -> Result<Option<Value>> {
     let config = plan.source.config();
     let stated = IDS.iter().filter_map(|key| Some((key, config.get(key).filter(|id| !id.is_null())?)));
-    let ids: Map<_, _> = stated.map(|(key, id)| ((*key).to_owned(), id.clone())).collect();
-    (!ids.is_empty()).then_some(ids.into())
+    let mut generation: Map<_, _> = stated.map(|(key, id)| ((*key).to_owned(), id.clone())).collect();
+    let sampling = stored_sampling(&plan.source)?;
+    if !sampling.is_empty() {
+        // transformers takes the most likely token otherwise.
+        generation.insert("do_sample".to_owned(), true.into());
+        generation.extend(sampling);
+    }
+    Ok((!generation.is_empty()).then_some(generation.into()))
 }
