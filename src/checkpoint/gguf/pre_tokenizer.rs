@@ -57,23 +57,24 @@ const LETTERS_WITH_CASE: &str = concat!(
 
 const IGNORES_MERGES: &str = "ignore_merges";
 
-/// Names, of which the first is written, whether characters are composed, patterns, and flags.
-type Kind = (&'static [&'static str], bool, &'static [&'static str], &'static [&'static str]);
-const KINDS: [Kind; 14] = [
-    (&["gpt-2", "gpt2"], false, &[GPT2], &[]),
-    (&["smollm", "starcoder", "refact"], false, &[DIGIT, GPT2], &[]),
-    (&["command-r"], true, &[DIGIT, GPT2], &[]),
-    (&["qwen2", "deepseek-r1-qwen"], true, &[QWEN2], &[]),
-    (&["qwen35"], true, &[QWEN35], &[]),
-    (&["llama-bpe", "llama3", "llama-v3"], false, &[LLAMA3], &[IGNORES_MERGES, "add_bos_token"]),
-    (&["chatglm-bpe"], false, &[LLAMA3], &[]),
-    (&["glm4"], false, &[LLAMA3], &[IGNORES_MERGES]),
-    (&["gpt-4o"], false, &[GPT4O], &[]),
-    (&["llama4"], false, &[GPT4O], &[]),
-    (&["tekken"], false, &[TEKKEN], &[IGNORES_MERGES, "add_bos_token"]),
-    (&["deepseek-llm"], false, &DEEPSEEK_LLM, &[]),
-    (&["deepseek-coder"], false, &DEEPSEEK_CODER, &[]),
-    (&["deepseek-v3"], false, &DEEPSEEK_V3, &[]),
+/// What names mean; the first of them is written.
+const KINDS: [(&[&str], PreTokenizer); 13] = [
+    (&["gpt-2", "gpt2"], PreTokenizer::plain(&[GPT2], &[])),
+    (&["smollm", "starcoder", "refact"], PreTokenizer::plain(&[DIGIT, GPT2], &[])),
+    (&["command-r"], PreTokenizer::composing(&[DIGIT, GPT2])),
+    (&["qwen2", "deepseek-r1-qwen"], PreTokenizer::composing(&[QWEN2])),
+    (&["qwen35"], PreTokenizer::composing(&[QWEN35])),
+    (
+        &["llama-bpe", "llama3", "llama-v3"],
+        PreTokenizer::plain(&[LLAMA3], &[IGNORES_MERGES, "add_bos_token"]),
+    ),
+    (&["chatglm-bpe"], PreTokenizer::plain(&[LLAMA3], &[])),
+    (&["glm4"], PreTokenizer::plain(&[LLAMA3], &[IGNORES_MERGES])),
+    (&["gpt-4o", "llama4"], PreTokenizer::plain(&[GPT4O], &[])),
+    (&["tekken"], PreTokenizer::plain(&[TEKKEN], &[IGNORES_MERGES, "add_bos_token"])),
+    (&["deepseek-llm"], PreTokenizer::plain(&DEEPSEEK_LLM, &[])),
+    (&["deepseek-coder"], PreTokenizer::plain(&DEEPSEEK_CODER, &[])),
+    (&["deepseek-v3"], PreTokenizer::plain(&DEEPSEEK_V3, &[])),
 ];
 
 /// llama.cpp's name of what cuts text by these regular expressions, one after the other: `None` if it has none that is known here.
@@ -86,23 +87,32 @@ pub fn gguf_pre_tokenizer(
     composes: bool,
     ignores_merges: bool,
 ) -> Option<&'static str> {
-    let same = |known: &[&str]| known.iter().copied().eq(patterns.iter().map(AsRef::as_ref));
-    let fitting = KINDS.iter().filter(|(_, composing, known, _)| same(known) && (*composing || !composes));
-    let best = fitting.min_by_key(|(_, composing, _, assumed)| {
-        (*composing != composes, assumed.contains(&IGNORES_MERGES) != ignores_merges)
+    let same = |kind: &PreTokenizer| {
+        let known = kind.patterns.iter().copied();
+        known.eq(patterns.iter().map(AsRef::as_ref)) && (kind.composes || !composes)
+    };
+    let fitting = KINDS.iter().filter(|(_, kind)| same(kind));
+    let best = fitting.min_by_key(|(_, kind)| {
+        (kind.composes != composes, kind.assumed.contains(&IGNORES_MERGES) != ignores_merges)
     });
-    best.and_then(|(names, ..)| names.first().copied())
+    best.and_then(|(names, _)| names.first().copied())
 }
 
 impl PreTokenizer {
     /// Tokenizers of sentencepiece cut nothing.
-    pub(super) const SENTENCEPIECE: Self =
-        Self { composes: false, patterns: &[], assumed: &["add_bos_token", "add_space_prefix"] };
+    pub(super) const SENTENCEPIECE: Self = Self::plain(&[], &["add_bos_token", "add_space_prefix"]);
+
+    const fn plain(patterns: &'static [&'static str], assumed: &'static [&'static str]) -> Self {
+        Self { composes: false, patterns, assumed }
+    }
+
+    const fn composing(patterns: &'static [&'static str]) -> Self {
+        Self { composes: true, patterns, assumed: &[] }
+    }
 
     /// `None` for a name that is not known: candle would take it for GPT-2's, which gives other tokens without a word.
     pub(super) fn of(name: &str) -> Option<Self> {
-        let kind = KINDS.iter().find(|(names, ..)| names.contains(&name));
-        kind.map(|&(_, composes, patterns, assumed)| Self { composes, patterns, assumed })
+        KINDS.iter().find(|(names, _)| names.contains(&name)).map(|(_, kind)| *kind)
     }
 
     /// What candle calls one with this normalizer and decoder.
