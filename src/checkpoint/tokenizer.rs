@@ -15,10 +15,10 @@ pub(super) const REMEDY: &str = "put the tokenizer.json of the original model be
 pub struct StoredTokenizer {
     /// The file that it is in.
     pub path: PathBuf,
-    /// The metadata of a GGUF file that describe it, checked: candle builds it from them.
+    /// The metadata of a GGUF file that describe it, checked: its tokens and what belongs to them, and the model's name.
     pub metadata: HashMap<String, gguf_file::Value>,
     /// Regular expressions that text is cut by before it is encoded, in place of what candle has for it: one after the other, each match
-    /// is a piece, and so is what lies between.
+    /// is a piece, and so is what lies between. None of sentencepiece.
     pub patterns: &'static [&'static str],
     /// The tokens that have a purpose, by the names that Hugging Face has for it, such as `bos_token`.
     pub special_tokens: BTreeMap<String, String>,

@@ -101,9 +101,8 @@ impl Array {
 
     /// The numbers of 32 bits; `None` if it holds something else.
     pub fn floats(&self) -> Option<impl Iterator<Item = f32> + '_> {
-        (self.item == Type::FLOAT).then(|| {
-            self.bytes.chunks_exact(4).filter_map(|bytes| bytes.try_into().ok().map(f32::from_le_bytes))
-        })
+        let numbers = || self.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        (self.item == Type::FLOAT).then(numbers)
     }
 
     /// Yes or no of each element; `None` if it holds something else.

@@ -1,4 +1,4 @@
-//! The tokenizer inside a GGUF file: its metadata, checked, for candle to build it from.
+//! The tokenizer inside a GGUF file: its metadata, checked, for text generation to build it from.
 
 use super::chat::special_tokens;
 use super::metadata::{Metadata, Value};

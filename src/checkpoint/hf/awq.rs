@@ -170,13 +170,8 @@ impl Layout for AwqGemm {
             qzeros: self.qzeros.as_ref().map(zeros).transpose()?,
             scales: self.scales.narrow(&[count, n], 1, &of_columns)?,
         });
-        let first = whole.start * COLUMNS;
-        let range = slice.range.start - first..slice.range.end - first;
-        if range == (0..whole.len() * COLUMNS) {
-            return Ok(part);
-        }
         let dims = vec![whole.len() * COLUMNS, self.k];
-        Ok(Arc::new(SliceInMemory::<dyn Layout> { whole: part, dims, dim: slice.dim, range }))
+        Ok(SliceInMemory::of_rows(part, dims, whole.start * COLUMNS, slice))
     }
 }
 

@@ -18,7 +18,6 @@ use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 use safetensors::Dtype;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Rows that lie together.
@@ -184,14 +183,11 @@ impl Layout for Fast {
             biases: of_values(&self.biases)?,
             ..self.clone()
         });
-        let first = quads.start * ROWS;
-        let range: Range<usize> =
-            slice.range.start.saturating_sub(first)..slice.range.end.saturating_sub(first);
-        if slice.along_k() || range == (0..quads.len() * ROWS) {
+        if slice.along_k() {
             return Ok(whole);
         }
         let dims = vec![quads.len() * ROWS, self.k];
-        Ok(Arc::new(SliceInMemory::<dyn Layout> { whole, dims, dim: slice.dim, range }))
+        Ok(SliceInMemory::of_rows(whole, dims, quads.start * ROWS, slice))
     }
 }
 

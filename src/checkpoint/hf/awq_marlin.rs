@@ -130,17 +130,7 @@ impl Layout for Marlin {
             scales: self.scales.narrow(&[count, self.n * scale], 1, &of(scale))?,
             ..*self
         });
-        let first = whole.start * TILE_N;
-        let range = slice.range.start - first..slice.range.end - first;
-        if range == (0..n) {
-            return Ok(part);
-        }
-        Ok(Arc::new(SliceInMemory::<dyn Layout> {
-            whole: part,
-            dims: vec![n, self.k],
-            dim: slice.dim,
-            range,
-        }))
+        Ok(SliceInMemory::of_rows(part, vec![n, self.k], whole.start * TILE_N, slice))
     }
 }
 

@@ -32,7 +32,7 @@ pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Scales and biases of the format's groups, without the codes; biases as exact as the file has them.
+    /// Scales and biases of the format's groups, as loading gives them, without the codes.
     fn group_values(&self) -> Result<(Tensor, Option<Tensor>)> {
         let weight = self.load(&Device::Cpu)?;
         Ok((weight.scales().clone(), weight.biases().cloned()))
@@ -115,6 +115,17 @@ pub(in crate::checkpoint) struct SliceInMemory<T: ?Sized> {
     pub dims: Vec<usize>,
     pub dim: usize,
     pub range: Range<usize>,
+}
+
+impl SliceInMemory<dyn Layout> {
+    /// Rows of a weight, of which `whole`, of these dimensions, has all that lie together with them, from row `first` on.
+    pub fn of_rows(whole: Arc<dyn Layout>, dims: Vec<usize>, first: usize, slice: &Slice) -> Arc<dyn Layout> {
+        let range = slice.range.start.saturating_sub(first)..slice.range.end.saturating_sub(first);
+        if dims.get(slice.dim).is_some_and(|rows| range == (0..*rows)) {
+            return whole;
+        }
+        Arc::new(Self { whole, dims, dim: slice.dim, range })
+    }
 }
 
 impl Layout for SliceInMemory<dyn Layout> {

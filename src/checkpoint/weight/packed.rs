@@ -80,8 +80,7 @@ impl PackedWeight {
         self.layout.stored_form(&self.name)
     }
 
-    /// Scales and zeros of integer codes; `None` if it has none. Scales and zeros, or biases, are read for it. Zeros are those of the
-    /// file where loading rounds what becomes of them.
+    /// Scales and zeros of integer codes; `None` if it has none. Scales and zeros, or biases, are read for it.
     ///
     /// # Errors
     /// If they can't be read.

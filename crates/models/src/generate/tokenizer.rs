@@ -44,14 +44,19 @@ pub fn stored_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
 /// Candle's, which knows no patterns but its own, and takes tokens that a text may have for special ones, which are left out of texts:
 /// `<think>` of Qwen 3 is one.
 fn byte_level(mut content: gguf_file::Content, patterns: &[&str]) -> tokenizers::Result<Tokenizer> {
-    let mut added = Vec::new();
-    let tokens = content.metadata.get(TOKENS).and_then(|tokens| tokens.to_vec().ok()).cloned();
-    if let (Some(gguf_file::Value::Array(types)), Some(tokens)) = (content.metadata.get_mut(TYPES), tokens) {
-        for (token, kind) in tokens.iter().zip(types) {
+    let mut places = Vec::new();
+    if let Some(gguf_file::Value::Array(types)) = content.metadata.get_mut(TYPES) {
+        for (place, kind) in types.iter_mut().enumerate() {
             if matches!(kind, gguf_file::Value::U32(USER_DEFINED)) {
                 *kind = gguf_file::Value::U32(NORMAL);
-                added.push(AddedToken::from(token.to_string()?.clone(), false).normalized(false));
+                places.push(place);
             }
+        }
+    }
+    let mut added = Vec::new();
+    if let Some(gguf_file::Value::Array(tokens)) = content.metadata.get(TOKENS) {
+        for token in places.into_iter().filter_map(|place| tokens.get(place)) {
+            added.push(AddedToken::from(token.to_string()?.clone(), false).normalized(false));
         }
     }
     let mut tokenizer = Tokenizer::from_gguf(&content)?;

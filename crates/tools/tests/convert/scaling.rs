@@ -6,7 +6,7 @@ use super::families_of::{folders, open};
 use super::feedback::{logits_of, off};
 use super::hugging_face::{dense, distance, keep, logits, reference};
 use super::importance::stories;
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::module_of;
 use candle_quant::Checkpoint;
 use candle_quant_models::{Config, Given, Inside, ScaledInput};
@@ -269,7 +269,7 @@ fn an_interrupted_search_goes_on() {
         let tensor = &tensors[&index.to_string()];
         (index.to_string(), if index == changed { (tensor * 2.).unwrap() } else { tensor.clone() })
     });
-    fs::write(&file, safetensors::serialize(begun.collect::<Vec<_>>(), metadata).unwrap()).unwrap();
+    fs::write(&file, safetensors::serialize(begun.collect::<Vec<_>>(), metadata.clone()).unwrap()).unwrap();
     let resumed = find("3:g64", &text).unwrap();
     assert_eq!(told.borrow().first(), Some(&(changed + 1, count)));
     let different = all.inputs().filter(|input| resumed.get(*input) != all.get(*input)).count();
@@ -280,6 +280,9 @@ fn an_interrupted_search_goes_on() {
     for result in [find("4:g64", &text), find("3:g64", &other)] {
         rejected(result, &["scales of another source, text or conversion", remedy]);
     }
+    let short = Tensor::new(&[1f32; 3], &Device::Cpu).unwrap();
+    fs::write(&file, safetensors::serialize([("0", &short)], metadata).unwrap()).unwrap();
+    rejected(find("3:g64", &text), &["`0`: expected [1, ", "found [3] of F32", remedy]);
     let (mut wrong, numbers) = (complete.clone(), complete.len() - 4);
     wrong[numbers..].copy_from_slice(&f32::NAN.to_le_bytes());
     fs::write(&file, wrong).unwrap();

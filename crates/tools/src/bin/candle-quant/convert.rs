@@ -137,7 +137,8 @@ pub struct Options {
     /// The size of a file of weights, such as 500MB or 4GiB.
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "5GB")]
     max_shard_size: u64,
-    /// Print the plan, made from headers alone (with --target-bpw also from what is measured), and write no output.
+    /// Print the plan, made from headers (with --target-bpw also from what is measured; to files where integers have zeros or none, also
+    /// from their scales), and write no output.
     #[arg(long, conflicts_with = "resume")]
     dry_run: bool,
     /// Tell what each of these formats would lose, with the safe defaults, and write nothing.

@@ -117,9 +117,9 @@ fn scales_of_blocks(name: &str, matrix: &QuantTensor, kind: GgmlType) -> Result<
 pub(super) fn repack_with_zeros(
     name: &str,
     weight: &QuantTensor,
-    groups: Option<IntegerGroups>,
     mut write: impl FnMut(usize, Vec<Vec<u8>>) -> Result<()>,
 ) -> Result<()> {
+    let groups = IntegerGroups::of(weight.format(), weight.scales(), weight.biases())?;
     let Some(IntegerGroups { scales, zeros: Some(zeros) }) = groups else {
         let expected = "zeros of groups that are codes";
         return Err(Error::mismatch(format!("`{name}`"), expected, weight.format().to_string()));

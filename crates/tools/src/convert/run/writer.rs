@@ -13,7 +13,7 @@ use crate::chunks::Chunks;
 use crate::convert::output::{Encoding, Job, OutputFile, Packing, SourcePart, Work};
 use crate::importance::Feedback;
 use candle_core::{DType, Device, Tensor};
-use candle_quant::checkpoint::{DenseTensor, PackedWeight};
+use candle_quant::checkpoint::DenseTensor;
 use candle_quant::format::{ErrorFeedback, NVFP4_MAX};
 use candle_quant::{Error, QuantFormat, Result};
 use rayon::prelude::*;
@@ -271,11 +271,7 @@ impl Writer<'_> {
                         }
                     }
                     Encoding::Signed(kind) => repack_signed(name, &weight, *kind, write)?,
-                    Encoding::WithZeros => {
-                        // Those of the file: loading may have rounded what becomes of them.
-                        let groups = weights.first().map(PackedWeight::integer_groups).transpose()?;
-                        repack_with_zeros(name, &weight, groups.flatten(), write)?;
-                    }
+                    Encoding::WithZeros => repack_with_zeros(name, &weight, write)?,
                     Encoding::Parts | Encoding::Whole(_) => {
                         repack(name, weight, *format, &job.outputs, write)?;
                     }

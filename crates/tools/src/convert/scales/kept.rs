@@ -74,9 +74,10 @@ impl<'p> Kept<'p> {
                     let [_, k] = expected;
                     Ok(Some(numbers.chunks_exact(k.max(1)).map(<[f32]>::to_vec).collect()))
                 }
-                (dtype, shape, expected) => Err(wrong(format!(
-                    "`{index}`: expected {expected:?} of F32, found {shape:?} of {dtype:?}"
+                (dtype, shape, Some(expected)) => Err(wrong(format!(
+                    "`{index}`: expected {expected:?} or [0] of F32, found {shape:?} of {dtype:?}"
                 ))),
+                (.., None) => Err(wrong(format!("there are more than {}", dims.len()))),
             }
         });
         Ok(Self { path, of, found: found.collect::<Result<_>>()? })
