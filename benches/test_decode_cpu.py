@@ -48,13 +48,16 @@ sys.exit(STATUS)
 # Packages of the other libraries, as far as others_cpu.py uses them.
 PACKAGES = {
     "mistralrs.py": r'''
+import os
 from types import SimpleNamespace
 class Which:
     GGUF = staticmethod(lambda quantized_model_id, quantized_filename: quantized_filename)
 CompletionRequest = SimpleNamespace
 class Runner:
     def __init__(self, which, max_seqs, no_paged_attn, prefix_cache_n):
-        print("loaded", open(LOG, "a").write(f"mistral.rs {which}\n"))
+        open(LOG, "a").write(f"mistral.rs {which}\n")
+        print("loaded")
+        os.write(1, b"as Rust's log says\n")
     def send_completion_request(self, request):
         prompt_tokens = len(request.prompt) + PROMPT
         return SimpleNamespace(usage=SimpleNamespace(prompt_tokens=prompt_tokens, avg_prompt_tok_per_sec=50.0, avg_compl_tok_per_sec=5.0 * request.max_tokens))

@@ -34,11 +34,19 @@
 //!
 //! # Instruction sets
 //! The CPU kernels are chosen at run time: AVX-512 with AMX (int8 and bf16 tiles), AVX-512 with VNNI, AVX-512
-//! with VBMI and GFNI, AVX2 with FMA, NEON with dot products of bytes, NEON, or portable Rust. The environment variable `CANDLE_QUANT_SIMD`
-//! (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neondotprod`, `neon`, `portable`) picks a lesser one, for comparison.
+//! with VBMI and GFNI, AVX2 with FMA, NEON with products of matrices of bytes or dot products of bytes, NEON, or portable Rust. The
+//! environment variable `CANDLE_QUANT_SIMD`
+//! (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neoni8mm`, `neondotprod`, `neon`, `portable`) picks a lesser one, for comparison.
 //!
 //! Which algorithm multiplies depends on the format, the rows of x and the instruction set; one table says so, in
 //! `src/backend/cpu/dispatch.rs`. A format without a fast kernel goes through the f32 kernels.
+//!
+//! # Machines with several memory nodes
+//! With the environment variable `CANDLE_QUANT_NUMA=on`, every memory node (NUMA) has a part of each weight's rows, which its threads
+//! multiply first in a step of a few tokens, and keys and values of some heads; while such a step lasts, threads stay on the CPUs of a
+//! node. Weights are copied once more while they are loaded. Without it, memory lies where the system puts it; `numactl
+//! --interleave=all` is what spreads it evenly. A number in place of `on` pretends so many nodes. Linux only; results are the same
+//! bits. Tested with pretended nodes: how much it gains on a machine with several has not been measured.
 //!
 //! # Precision of activations
 //! With VNNI or AMX, and few rows of them with AVX2, integer codes are multiplied with activations as fixed-point numbers of one to
@@ -75,6 +83,7 @@ mod distributed;
 mod error;
 pub mod format;
 mod known;
+mod memory_nodes;
 pub mod nn;
 mod tensor;
 

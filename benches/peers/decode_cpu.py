@@ -137,8 +137,8 @@ class Other:
             print(json.dumps({"kind": kind, "case": case, "steps": self.steps}), file=self.process.stdin, flush=True)
             answer = json.loads(self.process.stdout.readline())
         except (BrokenPipeError, ValueError) as error:
-            status = self.process.wait()
-            raise Failure(f"no answer: exit status {status}") from error
+            self.process.terminate()
+            raise Failure(f"no answer: exit status {self.process.wait()}") from error
         if "error" in answer:
             raise Failure(answer["error"])
         return float(answer["value"])

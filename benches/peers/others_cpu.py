@@ -8,6 +8,7 @@ mlx-lm runs the very folder of this crate's bench. mistral.rs wants a tokenizer,
 the file gets one whose tokens are bytes, beside it.
 """
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -109,8 +110,9 @@ def with_tokenizer(path):
 
 def main():
     kinds = {"mlx-lm": MlxLm, "mistral.rs": MistralRs}
-    # What libraries print does not go between the answers.
-    answers, sys.stdout = sys.stdout, sys.stderr
+    # What libraries print, in whatever language, does not go between the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     peer = kinds[sys.argv[1]](sys.argv[2])
     for line in sys.stdin:
         asked = json.loads(line)

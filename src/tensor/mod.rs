@@ -8,6 +8,7 @@ mod layer_weight;
 mod reordered;
 mod super_blocks;
 
+use crate::memory_nodes::placed;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{Device, Tensor};
 use checks::{check_biases, check_global_scale, check_groups, check_packed};
@@ -139,7 +140,7 @@ impl QuantTensor {
         let (format, biases) = check_biases(format, &scales, biases, &group_dims)?;
         super_blocks::check(format, super_blocks.as_ref(), packed.dims(), k)?;
         let weight = Self { format, k, packed, scales, biases, global_scale, super_blocks };
-        let contiguous = weight.map_parts(Tensor::contiguous)?;
+        let contiguous = weight.map_parts(|part| placed(&part.contiguous()?))?;
         // CUDA kernels read weights without waiting for the kernels before them.
         contiguous.device().synchronize()?;
         Ok(contiguous)

@@ -21,11 +21,12 @@ const CRATE: Floor = Floor {
         room("error", &[]),
         room("known", &[]),
         room("format", &["error"]),
-        room("tensor", &["error", "format"]),
+        room("memory_nodes", &[]),
+        room("tensor", &["error", "format", "memory_nodes"]),
         room("distributed", &["error", "known", "format"]),
-        room("backend", &["error", "known", "format", "tensor", "distributed"]),
+        room("backend", &["error", "known", "format", "memory_nodes", "tensor", "distributed"]),
         // It chooses no kernels.
-        room("checkpoint", &["error", "format", "tensor"]),
+        room("checkpoint", &["error", "format", "memory_nodes", "tensor"]),
         room("nn", &["error", "format", "tensor", "distributed", "backend", "checkpoint"]),
     ],
 };

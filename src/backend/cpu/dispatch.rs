@@ -5,9 +5,16 @@
 //! | `portable`, `neon`, `avx512` | 1 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
 //! | `neondotprod` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
-//! | ·, one or two digits | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
-//! | · | more, to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
-//! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
+//! | ·, three digits | 2 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | · | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
+//! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
+//! | · | more, to 31 | int8 dot | int8 dot | int8 dot | f32 GEMV | f32 GEMV |
+//! | · | 32 and more | int8 dot | int8 dot | int8 dot | f32 tiles | f32 tiles |
+//! | `neoni8mm` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
+//! | ·, three digits | 2 to 8 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
+//! | | more, to 31 | int8 I8MM | int8 I8MM | int8 I8MM | f32 GEMV | f32 GEMV |
+//! | | 32 and more | int8 I8MM | int8 I8MM | int8 I8MM | f32 tiles | f32 tiles |
 //! | `avx2` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
 //! | ·, three digits | 2 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
@@ -43,10 +50,14 @@ use super::f32::fp8_gemv::Fp8Gemv;
 use super::fast_kernel::{
     matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedMany, PreparedX, RowKernel,
 };
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use super::int8::gemm::Int8Gemm;
 #[cfg(target_arch = "aarch64")]
 use super::int8::gemv_neon::Int8GemvNeon;
 #[cfg(target_arch = "x86_64")]
-use super::int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni};
+use super::int8::{gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni};
+#[cfg(target_arch = "aarch64")]
+use super::isa::neon::{NeonDotprod, NeonI8mm};
 use super::isa::InstructionSet;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{amx_tile::Amx, avx2::Avx2, avx512::Avx512Vnni};
@@ -72,7 +83,16 @@ pub(super) enum Algorithm {
     /// The same with NEON.
     #[cfg(target_arch = "aarch64")]
     Int8GemvNeon(Int8GemvNeon),
-    /// The same for a few rows of x, and for many, with VNNI.
+    /// The same for a few rows of x, and for many, with NEON's dot products, and with its products of matrices.
+    #[cfg(target_arch = "aarch64")]
+    Int8FewDot(Int8Gemm<NeonDotprod>),
+    #[cfg(target_arch = "aarch64")]
+    Int8ManyDot(Int8Gemm<NeonDotprod>),
+    #[cfg(target_arch = "aarch64")]
+    Int8FewI8mm(Int8Gemm<NeonI8mm>),
+    #[cfg(target_arch = "aarch64")]
+    Int8ManyI8mm(Int8Gemm<NeonI8mm>),
+    /// The same with VNNI.
     #[cfg(target_arch = "x86_64")]
     Int8Few(Int8Gemm<Avx512Vnni>),
     #[cfg(target_arch = "x86_64")]
@@ -97,7 +117,7 @@ enum Runner<'a> {
     F32Tiles,
     #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     Rows(&'a dyn RowKernel),
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     Whole(&'a dyn FastKernel),
 }
 
@@ -112,6 +132,14 @@ impl Algorithm {
             Self::Int8GemvAvx2(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "aarch64")]
             Self::Int8GemvNeon(kernel) => Runner::Rows(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Self::Int8FewDot(kernel) => Runner::Rows(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Self::Int8ManyDot(kernel) => Runner::Whole(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Self::Int8FewI8mm(kernel) => Runner::Rows(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Self::Int8ManyI8mm(kernel) => Runner::Whole(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Int8Few(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
@@ -181,7 +209,19 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
         #[cfg(target_arch = "aarch64")]
         InstructionSet::NeonDotprod(isa) => match (digits.count, rows, m) {
             (_, RowsOfX::One, _) | (1 | 2, _, ..=4) => &[Algorithm::Int8GemvNeon(Int8GemvNeon::new(*isa))],
+            // Three digits take as many instructions as f32, about.
+            (1 | 2, RowsOfX::Few, _) => &[Algorithm::Int8FewDot(Int8Gemm::new(*isa))],
+            (1 | 2, RowsOfX::Many, _) => &[Algorithm::Int8ManyDot(Int8Gemm::new(*isa))],
             _ => &[],
+        },
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::NeonI8mm(isa) => match (digits.count, rows, m) {
+            (_, RowsOfX::One, _) | (1 | 2, _, ..=4) => {
+                &[Algorithm::Int8GemvNeon(Int8GemvNeon::new(isa.dotprod))]
+            }
+            (3.., RowsOfX::Few, ..=8) => &[],
+            (_, RowsOfX::Few, _) => &[Algorithm::Int8FewI8mm(Int8Gemm::new(*isa))],
+            (_, RowsOfX::Many, _) => &[Algorithm::Int8ManyI8mm(Int8Gemm::new(*isa))],
         },
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(isa) => match (digits.count, rows, m) {

@@ -44,7 +44,7 @@ impl Digits {
 
 /// A kernel for whole outputs, in two steps: it prepares x once, for every weight that x meets, and then multiplies such
 /// weights, both by all threads.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 pub(super) trait FastKernel {
     /// Whether the kernel computes with weights of this format.
     fn supports(&self, format: QuantFormat) -> bool;
@@ -63,7 +63,7 @@ pub(super) trait FastKernel {
 }
 
 /// Rows of x, prepared for any weight of one format and one K.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 pub(super) trait PreparedMany: Send + Sync {
     /// Writes `x * weight^T`, `[M, N]`.
     ///
@@ -77,7 +77,7 @@ pub(super) trait PreparedMany: Send + Sync {
 
 /// A kernel for a few rows of x, in two steps: it prepares x once, for every weight that x meets, and then multiplies any
 /// rows of such a weight.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 pub(super) trait RowKernel {
     /// Whether the kernel computes with weights of this format.
     fn supports(&self, format: QuantFormat) -> bool;

@@ -37,7 +37,6 @@ impl GroupParams {
     }
 
     /// Reads `rows` rows of the weight, from `first_row` on. Inlined where vector instructions are enabled.
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn load(&mut self, matrix: &PackedMatrix, first_row: usize, rows: usize) {
         self.load_groups(matrix, (first_row, rows), 0..matrix.groups_per_row());

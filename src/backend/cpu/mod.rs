@@ -26,6 +26,7 @@ mod bf16;
 mod codec;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod column;
+mod cursor;
 mod dense;
 mod dispatch;
 mod f32;

@@ -4,9 +4,9 @@
 //! a barrier between threads that are awake costs a fraction of a microsecond. Members share what they compute through
 //! [`Shared`] buffers: each writes slots of its own, and reads those of others behind a barrier.
 
+use crate::memory_nodes::Nodes;
 use std::any::Any;
 use std::hint::spin_loop;
-use std::ops::Range;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +18,8 @@ const SPINS: usize = 20_000;
 /// What all members of a team share.
 struct Team {
     members: usize,
+    /// Memory nodes that they are spread over.
+    nodes: usize,
     arrived: AtomicUsize,
     /// How many barriers are behind the team.
     passed: AtomicUsize,
@@ -28,7 +30,6 @@ struct Team {
 /// One thread of a team.
 pub(super) struct Member<'a> {
     team: &'a Team,
-    #[cfg_attr(not(test), allow(dead_code, reason = "what a member does does not depend on which it is"))]
     index: usize,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Member<'a> {
 pub(super) struct Stopped;
 
 impl Member<'_> {
-    /// Which member this is, below [`Member::count`].
+    /// Which member this is, below [`Member::count`]. What it computes does not depend on that.
     #[cfg(test)]
     pub(super) fn index(&self) -> usize {
         self.index
@@ -46,6 +47,16 @@ impl Member<'_> {
     /// How many members there are.
     pub(super) fn count(&self) -> usize {
         self.team.members
+    }
+
+    /// How many memory nodes the members are spread over.
+    pub(super) fn nodes(&self) -> usize {
+        self.team.nodes
+    }
+
+    /// The one that this member is on.
+    pub(super) fn node(&self) -> usize {
+        self.index * self.team.nodes / self.team.members.max(1)
     }
 
     /// Waits until all members have come here. What they wrote before is seen behind it.
@@ -105,6 +116,9 @@ pub(super) enum Crew {
     /// So many of its own.
     #[cfg(test)]
     Own(usize),
+    /// The same, as if these were spread over so many memory nodes.
+    #[cfg(test)]
+    OnNodes(usize, usize),
 }
 
 /// Runs `work` once on every thread, as members of one team. Must not be called from `work`, nor wait for another caller of
@@ -116,13 +130,20 @@ pub(super) fn run<E: Send>(
     crew: Crew,
     work: impl Fn(&Member) -> Result<(), Failure<E>> + Sync,
 ) -> Result<(), E> {
+    let nodes = Nodes::current();
     match crew {
         Crew::Pool => {
             let pool = candle_core::utils::barrier_pool();
-            run_team(pool.n_workers() + 1, &work, |member| pool.execute(member))
+            let on_nodes = |member: &Member| {
+                let _stay = nodes.stay(member.node());
+                work(member)
+            };
+            run_team((pool.n_workers() + 1, nodes.count()), &on_nodes, |member| pool.execute(member))
         }
         #[cfg(test)]
-        Crew::Own(members) => run_team(members, &work, |member| {
+        Crew::Own(members) => run(Crew::OnNodes(members, 1), work),
+        #[cfg(test)]
+        Crew::OnNodes(members, nodes) => run_team((members, nodes), &work, |member| {
             std::thread::scope(|scope| {
                 for index in 0..members {
                     scope.spawn(move || member(index));
@@ -132,14 +153,15 @@ pub(super) fn run<E: Send>(
     }
 }
 
-/// [`run`] with a team of this size, whose threads `start` gives the numbers of members.
+/// [`run`] with a team of this size on so many nodes, whose threads `start` gives the numbers of members.
 fn run_team<E: Send>(
-    members: usize,
+    (members, nodes): (usize, usize),
     work: &(impl Fn(&Member) -> Result<(), Failure<E>> + Sync),
     start: impl FnOnce(&(dyn Fn(usize) + Sync)),
 ) -> Result<(), E> {
     let team = Team {
         members,
+        nodes,
         arrived: AtomicUsize::new(0),
         passed: AtomicUsize::new(0),
         is_stopped: AtomicBool::new(false),
@@ -163,33 +185,6 @@ fn run_team<E: Send>(
         resume_unwind(cause);
     }
     error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
-}
-
-/// Work that members take from in turn, so that one which is held up does not keep the others waiting.
-pub(super) struct Cursor(AtomicUsize);
-
-impl Cursor {
-    pub(super) fn new() -> Self {
-        Self(AtomicUsize::new(0))
-    }
-
-    /// The next `step` of `len` items that no member has taken.
-    pub(super) fn take(&self, len: usize, step: usize) -> Option<Range<usize>> {
-        let start = self.0.fetch_add(step, Ordering::Relaxed);
-        (start < len).then(|| start..len.min(start + step))
-    }
-
-    /// A share of the items that no member has taken, `least` or more: three quarters of what would be each one's. So shares are few,
-    /// since a member begins each by waiting for memory, and become small where all are about to meet.
-    pub(super) fn take_share(&self, len: usize, least: usize, member: &Member) -> Option<Range<usize>> {
-        let end = |start: usize| {
-            let share = len.saturating_sub(start) / 4 * 3 / member.count();
-            len.min(start + share.max(least))
-        };
-        let next = |start: usize| (start < len).then(|| end(start));
-        let start = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
-        Some(start..end(start))
-    }
 }
 
 /// Numbers that members write, each slots of its own, and that all read behind a barrier.
@@ -223,6 +218,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cursor::Cursor;
     use super::*;
 
     #[test]
@@ -230,7 +226,7 @@ mod tests {
         for members in [1, 2, 3, 8] {
             let rounds = 200;
             let buffers = [Shared::new(members), Shared::new(members)];
-            let cursors: Vec<_> = (0..rounds).map(|_| Cursor::new()).collect();
+            let cursors: Vec<_> = (0..rounds).map(|_| Cursor::default()).collect();
             run::<()>(Crew::Own(members), |member| {
                 assert_eq!(member.count(), members);
                 for round in 0..rounds {
@@ -246,30 +242,6 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        }
-    }
-
-    #[test]
-    fn shares_are_every_item_once_and_become_small() {
-        for (members, len, least) in [(1, 10, 1), (2, 192, 4), (3, 1000, 1), (8, 5, 2), (2, 0, 3)] {
-            let (cursor, taken) = (Cursor::new(), Mutex::new(Vec::new()));
-            run::<()>(Crew::Own(members), |member| {
-                while let Some(share) = cursor.take_share(len, least, member) {
-                    taken.lock().unwrap().push(share);
-                }
-                Ok(())
-            })
-            .unwrap();
-            let mut taken = taken.into_inner().unwrap();
-            taken.sort_by_key(|share| share.start);
-            let mut next = 0;
-            for share in taken {
-                assert_eq!(share.start, next, "{members} members");
-                let of_rest = ((len - next) / 4 * 3 / members).max(least);
-                assert_eq!(share.len(), of_rest.min(len - next), "{members} members at {next}");
-                next = share.end;
-            }
-            assert_eq!(next, len);
         }
     }
 

@@ -5,6 +5,7 @@ use super::names::module_of;
 use super::slice::Slice;
 use super::stored_form::StoredForm;
 use crate::checkpoint::file::{candle_dtype, of_tensor, StoredTensor};
+use crate::memory_nodes::placed;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::fmt;
@@ -153,7 +154,7 @@ impl DenseTensor {
             Source::Quantized(source) => source.dequantize(device),
         };
         let tensor = tensor.map_err(of_tensor(&self.name))?;
-        Ok(tensor.reshape(self.dims.as_slice())?.to_dtype(dtype)?)
+        Ok(placed(&tensor.reshape(self.dims.as_slice())?.to_dtype(dtype)?)?)
     }
 }
 

@@ -31,7 +31,7 @@ fn every_format_passes_every_door() {
         return every_format(&Device::Cpu);
     }
     // The kernels are chosen once for a process. A name that this CPU does not have leaves the best there are.
-    for set in ["avx512amx", "avx512vnni", "avx512", "avx2", "neondotprod", "neon", "portable"] {
+    for set in ["avx512amx", "avx512vnni", "avx512", "avx2", "neoni8mm", "neondotprod", "neon", "portable"] {
         let this = std::env::current_exe().unwrap();
         let test = ["--exact", "every_format_passes_every_door", "--nocapture"];
         let output = Command::new(this).args(test).env(SIMD, set).output().unwrap();

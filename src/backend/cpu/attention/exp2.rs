@@ -66,7 +66,7 @@ mod tests {
             // SAFETY: no features are needed.
             InstructionSet::Portable(_) => unsafe { all::<Portable>(x) },
             #[cfg(target_arch = "aarch64")]
-            InstructionSet::Neon(_) | InstructionSet::NeonDotprod(_) => {
+            InstructionSet::Neon(_) | InstructionSet::NeonDotprod(_) | InstructionSet::NeonI8mm(_) => {
                 entry!(super::super::super::isa::neon::Neon, "neon")
             }
             #[cfg(target_arch = "x86_64")]

@@ -47,6 +47,8 @@ pub(in super::super) fn kernels(isa: &InstructionSet) -> &dyn Kernels {
         InstructionSet::Neon(isa) => isa,
         #[cfg(target_arch = "aarch64")]
         InstructionSet::NeonDotprod(isa) => &isa.neon,
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::NeonI8mm(isa) => &isa.dotprod.neon,
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(isa) => isa,
         #[cfg(target_arch = "x86_64")]

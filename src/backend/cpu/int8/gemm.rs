@@ -12,15 +12,12 @@ use super::super::fast_kernel::{Digits, FastKernel, NotRepresentable, PreparedMa
 use super::super::group_params::GroupParams;
 use super::super::matrix::PackedMatrix;
 use super::super::output::in_parts_of;
-use super::super::row_gemv::LANES;
 use super::super::tasks::Threads;
 use super::codes::IntegerCodes;
 use super::panel_columns::Columns;
-use super::units::LIMB_BITS;
-use super::weight_panels::{Panel, PanelParams, Panels, DEPTH};
+use super::weight_panels::{Panel, PanelParams, Panels, DEPTH, LANES};
 use super::x_tiles::{Layout, Tile, XTiles};
 use crate::QuantFormat;
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// What multiplies panels with tiles of x, and the proof that the CPU has its instructions.
@@ -36,6 +33,9 @@ pub(in super::super) trait Multiplier: Copy + Send + Sync + 'static {
 
     /// The rows that smaller ones may have, ascending.
     const SMALLER_TILES: &'static [usize];
+
+    /// Whether all tiles of some rows of x have the same size, which is smaller where there are fewer rows.
+    const ALL_OF_ONE_SIZE: bool = false;
 
     /// Panels that it multiplies together.
     const TOGETHER: usize;
@@ -77,6 +77,7 @@ pub(in super::super) struct Chunk<'a> {
     /// The first, and how many: whole groups.
     pub(super) elements: (usize, usize),
     pub(super) group_size: usize,
+    #[cfg_attr(target_arch = "aarch64", allow(dead_code))]
     pub(super) of: &'a IntegerCodes,
 }
 
@@ -92,8 +93,7 @@ pub(super) struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// The groups, for each of which the panel has codes, scales, and biases if it has any, and the tile words, offsets, units
-    /// and sums.
+    /// The groups, for each of which the panel has codes, scales, and biases if it has any, and the tile words, units and sums.
     ///
     /// # Panics
     /// If one of these is missing.
@@ -103,7 +103,6 @@ impl Task<'_> {
         let (groups, vectors) = (first / group_size..(first + count) / group_size, count / 4);
         assert!(codes.len() >= vectors && tile.size == M);
         assert!(tile.words.len() >= (first / 4 + vectors) * M * DIGITS);
-        assert!(tile.offsets.len() >= groups.end * M * DIGITS);
         assert!(tile.units.len() >= groups.end * M && tile.sums.len() >= groups.end * M);
         assert!(params.scales.len() >= groups.end);
         assert!(params.biases.is_empty() || params.biases.len() >= groups.end);
@@ -336,6 +335,7 @@ impl Sums {
     }
 
     /// Where those of some panels begin, for `rows` rows of x from `row` on.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn rows_of_panels<const PANELS: usize>(
         &mut self,
@@ -366,28 +366,4 @@ impl Sums {
         let sums = self.of_panels.iter().skip(row / LANES * self.stride);
         slots.iter_mut().zip(sums).for_each(|(slot, sums)| *slot = sums[row % LANES]);
     }
-}
-
-/// What becomes of the sum of sixteen lanes for a row of x: `sum + counts * unit * scales + x * biases`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn scaled<const DIGITS: usize>(
-    counts: [__m512i; DIGITS],
-    (unit, x): (f32, f32),
-    (scales, biases): (__m512, __m512),
-    sum: __m512,
-) -> __m512 {
-    // Upper digits of a group fit into 32 bits together, all three do not.
-    let mut high = counts[0];
-    if DIGITS > 1 {
-        high = _mm512_add_epi32(_mm512_slli_epi32::<LIMB_BITS>(high), counts[1]);
-    }
-    let mut product = _mm512_cvtepi32_ps(high);
-    if DIGITS > 2 {
-        let limb = _mm512_set1_ps((1 << LIMB_BITS) as f32);
-        product = _mm512_fmadd_ps(product, limb, _mm512_cvtepi32_ps(counts[DIGITS - 1]));
-    }
-    // A unit first: scales may have any exponent that f32 has.
-    product = _mm512_mul_ps(product, _mm512_set1_ps(unit));
-    _mm512_fmadd_ps(product, scales, _mm512_fmadd_ps(biases, _mm512_set1_ps(x), sum))
 }

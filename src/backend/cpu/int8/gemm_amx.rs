@@ -8,11 +8,15 @@
 
 use super::super::isa::amx_tile::{self, Amx, Line, Tiles, LEFT, RIGHT, ROWS};
 use super::super::isa::avx512::Avx512Vnni;
-use super::gemm::{scaled, Chunk, Multiplier, Sums};
+use super::gemm::{Chunk, Multiplier, Sums};
+use super::gemm_vnni::scaled;
 use super::units::LIMBS;
 use super::weight_panels::DEPTH;
-use super::x_tiles::{Layout, Tile, WORDS_OF_BLOCK};
+use super::x_tiles::{Layout, Tile};
 use std::arch::x86_64::*;
+
+/// Words of a row of x in a block: a row of a matrix tile.
+const WORDS_OF_BLOCK: usize = 16;
 
 /// Sums of a group for each panel and digit: `[panel][digit][row of x]`, as long as there are rows.
 type Counts = [[[Line; ROWS]; LIMBS]; 2];
@@ -29,10 +33,10 @@ struct Waiting<'a> {
 impl Multiplier for Amx {
     type Panels = Avx512Vnni;
 
-    const LAYOUT: Layout = Layout::Rows;
+    const LAYOUT: Layout = Layout::Rows(WORDS_OF_BLOCK);
     const LARGEST_TILE: [usize; 3] = [ROWS; 3];
-    // All tiles of some rows of x have the same size.
     const SMALLER_TILES: &'static [usize] = &[];
+    const ALL_OF_ONE_SIZE: bool = true;
     const TOGETHER: usize = 2;
     // Smaller ones fill a quarter of a tile, and sums are scaled as often.
     const LEAST_GROUP: usize = 32;

@@ -8,8 +8,8 @@ use super::super::row_gemv::LANES;
 use super::codes::IntegerCodes;
 use super::gemm::{Chunk, Multiplier, Sums, Task};
 use super::gemv_avx2::unpack::sums_in_16_bits;
+use super::tables::with_codes;
 use super::units::LIMB_BITS;
-use super::unpack::with_codes;
 use super::weight_panels::DEPTH;
 use super::x_tiles::{Layout, Tile};
 use std::arch::x86_64::*;
@@ -77,6 +77,7 @@ fn add_tile<const DIGITS: usize, const M: usize, const VECTORS: usize>(
     let Task { codes, params, tile, elements: (first, _), group_size } = task;
     let vectors = group_size / 4;
     assert!(sums.len() == M && vectors.is_multiple_of(VECTORS));
+    assert!(tile.offsets.len() >= groups.end * M * DIGITS);
     let ones = _mm256_set1_epi16(1);
     for group in groups {
         let first_vector = group * vectors - first / 4;

@@ -4,7 +4,8 @@
 
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::row_gemv::LANES;
-use super::gemm::{scaled, Chunk, Multiplier, Sums, Task};
+use super::gemm::{Chunk, Multiplier, Sums, Task};
+use super::units::LIMB_BITS;
 use super::weight_panels::DEPTH;
 use super::x_tiles::{Layout, Tile};
 use std::arch::x86_64::*;
@@ -54,7 +55,7 @@ impl Multiplier for Avx512Vnni {
 fn add_tile<const DIGITS: usize, const M: usize>(task: Task, sums: &mut [[f32; LANES]]) {
     let groups = task.groups::<DIGITS, M>();
     let Task { codes, params, tile, elements: (first, _), group_size } = task;
-    assert!(sums.len() == M);
+    assert!(sums.len() == M && tile.offsets.len() >= groups.end * M * DIGITS);
     let mut words = tile.words[first / 4 * M * DIGITS..].as_ptr();
     let mut codes = codes.as_ptr();
     for group in groups {
@@ -93,4 +94,28 @@ fn add_tile<const DIGITS: usize, const M: usize>(task: Task, sums: &mut [[f32; L
             }
         }
     }
+}
+
+/// What becomes of the sum of sixteen lanes for a row of x: `sum + counts * unit * scales + x * biases`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn scaled<const DIGITS: usize>(
+    counts: [__m512i; DIGITS],
+    (unit, x): (f32, f32),
+    (scales, biases): (__m512, __m512),
+    sum: __m512,
+) -> __m512 {
+    // Upper digits of a group fit into 32 bits together, all three do not.
+    let mut high = counts[0];
+    if DIGITS > 1 {
+        high = _mm512_add_epi32(_mm512_slli_epi32::<LIMB_BITS>(high), counts[1]);
+    }
+    let mut product = _mm512_cvtepi32_ps(high);
+    if DIGITS > 2 {
+        let limb = _mm512_set1_ps((1 << LIMB_BITS) as f32);
+        product = _mm512_fmadd_ps(product, limb, _mm512_cvtepi32_ps(counts[DIGITS - 1]));
+    }
+    // A unit first: scales may have any exponent that f32 has.
+    product = _mm512_mul_ps(product, _mm512_set1_ps(unit));
+    _mm512_fmadd_ps(product, scales, _mm512_fmadd_ps(biases, _mm512_set1_ps(x), sum))
 }

@@ -9,7 +9,7 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
-mod unpack;
+pub(super) mod unpack;
 mod x;
 
 use super::super::aligned::Aligned;

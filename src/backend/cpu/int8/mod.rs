@@ -7,25 +7,29 @@
 //! * [`gemv_vnni`] and [`gemv_avx2`] multiply one row of x, with vectors; outliers meet [columns](outliers), or with AVX-512
 //!   [windows](outlier_windows) of rows.
 //! * `gemv_neon` does on ARM CPUs with dot products of bytes, for one row and a few.
-//! * [`gemm`] multiplies more rows with panels of unpacked weights: [`gemm_vnni`] and [`gemm_avx2`] with vectors, [`gemm_amx`] with
-//!   tiles.
+//! * [`gemm`] multiplies more rows with panels of unpacked weights: [`gemm_vnni`], [`gemm_avx2`] and `gemm_neon` with vectors,
+//!   [`gemm_amx`] with tiles.
 
 mod codes;
+pub(super) mod gemm;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod gemv_neon;
 mod magnitudes;
 mod outliers;
+mod panel_columns;
 mod tables;
 mod units;
+mod weight_panels;
+mod x_tiles;
 
 #[cfg(target_arch = "x86_64")]
 mod fixed_point;
 #[cfg(target_arch = "x86_64")]
-pub(super) mod gemm;
-#[cfg(target_arch = "x86_64")]
 mod gemm_amx;
 #[cfg(target_arch = "x86_64")]
 mod gemm_avx2;
+#[cfg(target_arch = "aarch64")]
+mod gemm_neon;
 #[cfg(target_arch = "x86_64")]
 mod gemm_vnni;
 #[cfg(target_arch = "x86_64")]
@@ -35,14 +39,10 @@ pub(super) mod gemv_vnni;
 #[cfg(target_arch = "x86_64")]
 mod outlier_windows;
 #[cfg(target_arch = "x86_64")]
-mod panel_columns;
-#[cfg(target_arch = "x86_64")]
 mod panels_avx2;
 #[cfg(target_arch = "x86_64")]
 mod panels_avx512;
+#[cfg(target_arch = "aarch64")]
+mod panels_neon;
 #[cfg(target_arch = "x86_64")]
 mod unpack;
-#[cfg(target_arch = "x86_64")]
-mod weight_panels;
-#[cfg(target_arch = "x86_64")]
-mod x_tiles;

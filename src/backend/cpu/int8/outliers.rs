@@ -11,7 +11,6 @@ use super::super::matrix::PackedMatrix;
 use super::super::tasks::{self, Threads};
 use super::magnitudes::Magnitudes;
 use std::borrow::Cow;
-#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
 /// So many in a row of `k` numbers, multiplied by columns, take about as much time as f32 does: the time of one is that of a few
@@ -125,7 +124,6 @@ impl OfRow<'_> {
     }
 
     /// Whether there are any below a column.
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn any_below(&self, k: usize) -> bool {
         self.0.first().is_some_and(|outlier| outlier.column() < k)
@@ -149,7 +147,6 @@ pub(super) struct Outliers(Vec<Outlier>);
 
 impl Outliers {
     /// Those of some columns.
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn in_columns(&self, columns: Range<usize>) -> &[Outlier] {
         let start = self.0.partition_point(|outlier| outlier.column() < columns.start);
         let end = self.0.partition_point(|outlier| outlier.column() < columns.end);

@@ -2,11 +2,10 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to become vectors.
 
-use super::super::row_gemv::LANES;
 use super::codes::IntegerCodes;
 use super::gemm::{Chunk, Sums};
 use super::outliers::Outlier;
-use super::weight_panels::{place, Panel, PanelParams, DEPTH};
+use super::weight_panels::{place, Panel, PanelParams, DEPTH, LANES};
 use super::x_tiles::Layout;
 use crate::format::ZeroPoint;
 use crate::QuantFormat;
@@ -17,7 +16,7 @@ use std::ops::Range;
 pub(in super::super) struct Columns<'a> {
     pub(super) format: QuantFormat,
     pub(super) codes: &'a IntegerCodes,
-    /// Panels have codes less their center for [`Layout::Rows`].
+    /// See [`Panels::unpack`](super::weight_panels::Panels::unpack).
     pub(super) layout: Layout,
 }
 
@@ -55,7 +54,8 @@ impl Columns<'_> {
     #[inline(always)]
     fn weights(self, codes: &Panel, params: &PanelParams, (element, group): (usize, usize)) -> [f32; LANES] {
         let (vector, byte) = place(self.format.bits(), element);
-        let (codes, scales) = (codes[vector].as_chunks::<4>().0, &params.scales[group]);
+        let scales = &params.scales[group];
+        let codes = words_of_vector(codes, vector, self.layout);
         let (zero_point, center) = (self.format.zero_point(), self.codes.center);
         let biases = match zero_point {
             ZeroPoint::None => &[0.; LANES],
@@ -63,10 +63,10 @@ impl Columns<'_> {
         };
         let mut weights = [0.; LANES];
         for lane in 0..LANES {
-            let code = (u32::from_le_bytes(codes[lane]) >> (8 * byte)) as u8;
+            let code = (codes[lane] >> (8 * byte)) as u8;
             let code = match self.layout {
                 Layout::Words => i32::from(code),
-                Layout::Rows => i32::from(code as i8) + center,
+                Layout::Rows(_) => i32::from(code as i8) + center,
             };
             weights[lane] = match zero_point {
                 ZeroPoint::None => (code - center) as f32 * scales[lane],
@@ -76,4 +76,25 @@ impl Columns<'_> {
         }
         weights
     }
+}
+
+/// The lanes of a vector, which may lie [interleaved](Layout::interleaved) with another.
+#[inline(always)]
+fn words_of_vector(codes: &Panel, vector: usize, layout: Layout) -> [u32; LANES] {
+    match layout.interleaved() {
+        1 => std::array::from_fn(|lane| word(&codes[vector], lane)),
+        both => {
+            let (first, among) = (vector / both * both, vector % both);
+            std::array::from_fn(|lane| {
+                let at = lane * both + among;
+                word(&codes[first + at / LANES], at % LANES)
+            })
+        }
+    }
+}
+
+/// A word of a vector.
+#[inline(always)]
+fn word(vector: &[u8; 4 * LANES], lane: usize) -> u32 {
+    u32::from_le_bytes(vector.as_chunks::<4>().0[lane])
 }

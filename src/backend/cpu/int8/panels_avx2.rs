@@ -2,7 +2,7 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
-use super::super::group_params::{GroupParams, ROWS_PER_PASS};
+use super::super::group_params::GroupParams;
 use super::super::isa::avx2::Avx2;
 use super::super::matrix::PackedMatrix;
 use super::codes::IntegerCodes;
@@ -11,10 +11,9 @@ use super::gemv_avx2::unpack::load_block;
 use super::magnitudes::Magnitudes;
 use super::outliers::Outlier;
 use super::panel_columns::Columns;
-use super::units::unit_of_limbs;
-use super::unpack::with_codes;
+use super::tables::with_codes;
 use super::weight_panels::{rows_of_panel, transposed_packed, Panel, PanelParams, Panels};
-use super::x_tiles::{Layout, Tile, LARGEST_GROUP};
+use super::x_tiles::{unit_and_sum, Layout, Tile, LARGEST_GROUP};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -32,18 +31,7 @@ impl Panels for Avx2 {
         of_rows: &mut GroupParams,
     ) {
         of_rows.load(matrix, first_row, rows);
-        let center = codes.center as f32;
-        for row in 0..ROWS_PER_PASS {
-            let (scales, biases) = of_rows.row(row);
-            for (to, scale) in params.scales.iter_mut().zip(scales) {
-                to[row] = scale * codes.unit;
-            }
-            let to = params.biases.iter_mut().zip(&mut params.stored_biases).zip(&params.scales);
-            for (((centered, stored), scales), bias) in to.zip(biases) {
-                centered[row] = scales[row].mul_add(center, *bias);
-                stored[row] = *bias;
-            }
-        }
+        params.fill(codes, of_rows);
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -71,19 +59,12 @@ impl Panels for Avx2 {
     #[target_feature(enable = "avx2,fma")]
     unsafe fn fill<const DIGITS: usize>(
         tile: &mut Tile,
-        (group, row): (usize, usize),
+        at: (usize, usize),
         x: &[f32],
         center: i32,
-        (order, _): (&[u8; 64], Layout),
+        order: (&[u8; 64], Layout),
     ) {
-        let bits = x.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
-        let mut sums = [0f32; 8];
-        for eight in x.as_chunks::<8>().0 {
-            for lane in 0..8 {
-                sums[lane] += eight[lane];
-            }
-        }
-        let unit = unit_of_limbs(f32::from_bits(bits), DIGITS);
+        let (unit, sum) = unit_and_sum(x, DIGITS);
         let inverse = _mm256_set1_ps(1. / unit);
         let mut integers = [0i32; LARGEST_GROUP];
         for (to, x) in integers.as_chunks_mut::<8>().0.iter_mut().zip(x.as_chunks::<8>().0) {
@@ -93,35 +74,7 @@ impl Panels for Avx2 {
                 _mm256_storeu_si256(to.as_mut_ptr().cast(), x);
             }
         }
-        for digit in (0..DIGITS).rev() {
-            // The lowest byte, signed, is subtracted, and the rest shifted.
-            let mut bytes = [0u8; LARGEST_GROUP];
-            let mut total = 0;
-            for (to, integer) in bytes.iter_mut().zip(&mut integers) {
-                let value = *integer as i8;
-                *to = value as u8;
-                *integer = (*integer - i32::from(value)) >> 8;
-                total += i32::from(value);
-            }
-            let mut at = (group * x.len() / 4 * tile.size + row) * DIGITS + digit;
-            for (word, natural) in (0..x.len() / 4).map(|word| (word % 16, &bytes[word / 16 * 64..][..64])) {
-                let order = &order[4 * word..][..4];
-                let bytes = std::array::from_fn(|byte| natural[usize::from(order[byte] % 64)]);
-                if let Some(to) = tile.words.get_mut(at) {
-                    *to = i32::from_le_bytes(bytes);
-                }
-                at += tile.size * DIGITS;
-            }
-            if let Some(offset) = tile.offsets.get_mut((group * tile.size + row) * DIGITS + digit) {
-                *offset = -center * total;
-            }
-        }
-        if let Some(to) = tile.units.get_mut(group * tile.size + row) {
-            *to = unit;
-        }
-        if let Some(to) = tile.sums.get_mut(group * tile.size + row) {
-            *to = sums.iter().sum();
-        }
+        tile.put::<DIGITS>(at, &mut integers[..x.len()], (unit, sum), center, order);
     }
 }
 

@@ -11,11 +11,11 @@ use super::gemm::{Chunk, Sums};
 use super::magnitudes::Magnitudes;
 use super::outliers::Outlier;
 use super::panel_columns::Columns;
-use super::tables::AFFINE;
+use super::tables::{with_codes, AFFINE};
 use super::units::unit_of_limbs;
-use super::unpack::{unpack, with_codes};
+use super::unpack::unpack;
 use super::weight_panels::{rows_of_panel, transposed_packed, Panel, PanelParams, Panels, DEPTH};
-use super::x_tiles::{Layout, Tile, LARGEST_GROUP, WORDS_OF_BLOCK};
+use super::x_tiles::{Layout, Tile, LARGEST_GROUP};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -83,7 +83,7 @@ impl Panels for Avx512Vnni {
         unsafe {
             with_codes!(of.kind, unpack_rows(matrix, rows, first, panel));
         }
-        if matches!(layout, Layout::Rows) {
+        if matches!(layout, Layout::Rows(_)) {
             let center = _mm512_set1_epi8(of.center as i8);
             for codes in panel {
                 // SAFETY: the array has the bytes of a vector.
@@ -162,9 +162,9 @@ impl Panels for Avx512Vnni {
                             at += tile.size * DIGITS;
                         }
                     }
-                    Layout::Rows => {
-                        let (block, within) = (first / WORDS_OF_BLOCK, first % WORDS_OF_BLOCK);
-                        let at = ((block * DIGITS + digit) * tile.size + row) * WORDS_OF_BLOCK + within;
+                    Layout::Rows(vectors) => {
+                        let (block, within) = (first / vectors, first % vectors);
+                        let at = ((block * DIGITS + digit) * tile.size + row) * vectors + within;
                         if let Some(to) = tile.words.get_mut(at..at + words.len()) {
                             to.copy_from_slice(words);
                         }

@@ -63,6 +63,32 @@ macro_rules! with_layout {
 }
 pub(super) use with_layout;
 
+/// The function with the width and the kind of these codes.
+macro_rules! with_codes {
+    ($kind:expr, $function:ident($($argument:expr),*)) => {{
+        use super::codes::Kind;
+        use super::tables::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4};
+        use $crate::format::{Bits, IqTable};
+        match $kind {
+            Kind::Uint(Bits::One) => $function::<1, AFFINE>($($argument),*),
+            Kind::Uint(Bits::Two) => $function::<2, AFFINE>($($argument),*),
+            Kind::Uint(Bits::Three) => $function::<3, AFFINE>($($argument),*),
+            Kind::Uint(Bits::Four) => $function::<4, AFFINE>($($argument),*),
+            Kind::Uint(Bits::Five) => $function::<5, AFFINE>($($argument),*),
+            Kind::Uint(Bits::Six) => $function::<6, AFFINE>($($argument),*),
+            Kind::Uint(Bits::Eight) => $function::<8, AFFINE>($($argument),*),
+            Kind::Mxfp4 | Kind::Nvfp4 => $function::<4, MXFP4>($($argument),*),
+            Kind::Iq4 => $function::<4, IQ4>($($argument),*),
+            Kind::Iq(IqTable::Iq1S) => $function::<2, IQ1_S>($($argument),*),
+            Kind::Iq(IqTable::Iq1M) => $function::<3, IQ1_M>($($argument),*),
+            Kind::Iq(IqTable::Iq2) => $function::<3, IQ2>($($argument),*),
+            Kind::Iq(IqTable::Iq3Xxs) => $function::<4, IQ3_XXS>($($argument),*),
+            Kind::Iq(IqTable::Iq3S) => $function::<4, IQ3_S>($($argument),*),
+        }
+    }};
+}
+pub(super) use with_codes;
+
 /// The elements of codes that are looked up, what their integers are relative to, and how many integers one is.
 const fn elements(kind: u8) -> (&'static [f32; 16], i32, f32) {
     match kind {

@@ -2,9 +2,8 @@
 //!
 //! Rows are transposed four bytes at a time, packed where codes are 1, 2, 4 or 8 bits wide, else unpacked.
 
-use super::super::group_params::GroupParams;
+use super::super::group_params::{GroupParams, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
-use super::super::row_gemv::LANES;
 use super::codes::IntegerCodes;
 use super::gemm::{Chunk, Sums};
 use super::magnitudes::Magnitudes;
@@ -12,6 +11,9 @@ use super::outliers::Outlier;
 use super::panel_columns::Columns;
 use super::x_tiles::{Layout, Tile};
 use std::ops::Range;
+
+/// Rows of a panel, one to a lane.
+pub(super) const LANES: usize = ROWS_PER_PASS;
 
 /// Elements along K of a panel: a multiple of all groups and of what is unpacked at a time.
 pub(super) const DEPTH: usize = 512;
@@ -61,6 +63,23 @@ impl PanelParams {
         let zeros = |any: bool| vec![[0.; LANES]; if any { groups } else { 0 }];
         Self { scales: zeros(true), biases: zeros(has_biases), stored_biases: zeros(has_biases) }
     }
+
+    /// Takes over scales and biases of sixteen rows. Inlined with the instructions that the caller may use.
+    #[inline(always)]
+    pub(super) fn fill(&mut self, codes: &IntegerCodes, of_rows: &GroupParams) {
+        let center = codes.center as f32;
+        for row in 0..LANES {
+            let (scales, biases) = of_rows.row(row);
+            for (to, scale) in self.scales.iter_mut().zip(scales) {
+                to[row] = scale * codes.unit;
+            }
+            let to = self.biases.iter_mut().zip(&mut self.stored_biases).zip(&self.scales);
+            for (((centered, stored), scales), bias) in to.zip(biases) {
+                centered[row] = scales[row].mul_add(center, *bias);
+                stored[row] = *bias;
+            }
+        }
+    }
 }
 
 /// What fills panels and tiles of x, and the proof that the CPU has its instructions.
@@ -82,7 +101,8 @@ pub(in super::super) trait Panels: Copy + Send + Sync + 'static {
 
     /// Unpacks [`DEPTH`] elements of up to sixteen rows, from element `first` of each on, or as many as there are; zeros follow
     /// them to the end of what is unpacked at a time. Where there are fewer rows, the last one is taken again. For
-    /// [`Layout::Rows`], which multiply signed bytes, codes are less their center.
+    /// [`Layout::Rows`], which multiply signed bytes, codes are less their center, and some of their vectors lie
+    /// [interleaved](Layout::interleaved).
     ///
     /// # Safety
     /// The matrix has `rows` rows, at least one, from `first_row` on. `panel` has the vectors of [`DEPTH`] elements.

@@ -1,25 +1,36 @@
 //! Rows of x as fixed-point numbers, for weights in panels: a few rows to a *tile*.
 
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to become vectors.
+
 use super::super::aligned::Aligned;
 use super::super::fast_kernel::{Digits, NotRepresentable};
 use super::super::tasks::{self, Threads};
 use super::codes::IntegerCodes;
 use super::gemm::Multiplier;
 use super::outliers::{most_by_columns, Found, Outliers};
+use super::units::{unit_of_limbs, LIMB_BITS};
 use super::weight_panels::{element, Panels};
 use crate::QuantFormat;
 
 /// How the digits of a tile lie: words of four, for the four elements of a panel's vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Layout {
-    /// `[vector][row][digit]`: what meets a vector of the panel lies together.
+    /// `[vector][row][digit]`: what meets a vector of the panel lies together. Codes are unsigned.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Words,
-    /// `[block][digit][row][vector of the block]`: blocks of [`WORDS_OF_BLOCK`] vectors are rows of matrix tiles.
-    Rows,
+    /// `[block][digit][row][vector of the block]`, for codes less their center: blocks of so many vectors are rows of matrix tiles.
+    Rows(usize),
 }
 
-/// Words of a row in a block.
-pub(super) const WORDS_OF_BLOCK: usize = 16;
+impl Layout {
+    /// Vectors of a panel that lie interleaved, lane by lane: the two that a row of the smallest matrix tiles has.
+    pub(super) fn interleaved(self) -> usize {
+        match self {
+            Self::Rows(2) => 2,
+            Self::Words | Self::Rows(_) => 1,
+        }
+    }
+}
 
 /// Rows of x.
 pub(super) struct XTiles {
@@ -39,7 +50,7 @@ pub(in super::super) struct Tile {
     /// See [`Layout`]; the highest digit first.
     pub(super) words: Aligned<i32>,
     /// `[group][row][digit]`: `-center *` the sum of the digits. Sums of products begin with them; none in [`Layout::Rows`],
-    /// whose weights are less their center.
+    /// whose codes are less their center.
     pub(super) offsets: Aligned<i32>,
     /// `[group][row]`: numbers are multiples of it.
     pub(super) units: Aligned<f32>,
@@ -70,19 +81,15 @@ impl XTiles {
         )?;
         let (m, digits) = (x.len() / k, digits.count);
         let largest = M::LARGEST_TILE.get(digits - 1).copied().unwrap_or(1);
-        let largest = match layout {
-            Layout::Words => largest,
-            Layout::Rows => m.min(largest),
-        };
+        let largest = if M::ALL_OF_ONE_SIZE { m.min(largest) } else { largest };
         let tile = |first: usize| {
             let rows = (m - first).min(largest);
             let groups = k / group_size;
-            let (size, words, offsets) = match layout {
-                Layout::Words => {
-                    let smaller = M::SMALLER_TILES.iter().copied().find(|size| *size >= rows);
-                    (smaller.unwrap_or(largest), k / 4, groups)
-                }
-                Layout::Rows => (largest, (k / 4).next_multiple_of(WORDS_OF_BLOCK), 0),
+            let smaller = M::SMALLER_TILES.iter().copied().find(|size| *size >= rows);
+            let size = smaller.unwrap_or(largest);
+            let (words, offsets) = match layout {
+                Layout::Words => (k / 4, groups),
+                Layout::Rows(vectors) => ((k / 4).next_multiple_of(vectors), 0),
             };
             Tile {
                 first,
@@ -126,4 +133,68 @@ impl XTiles {
         }
         Ok(Self { digits, m, tiles, outliers: found.by_columns() })
     }
+}
+
+impl Tile {
+    /// Fills in a group of a row: its numbers as multiples of a unit, and their sum. `order` has the element of each byte of sixteen
+    /// words. Inlined with the instructions that the caller may use.
+    #[inline(always)]
+    pub(super) fn put<const DIGITS: usize>(
+        &mut self,
+        (group, row): (usize, usize),
+        integers: &mut [i32],
+        (unit, sum): (f32, f32),
+        center: i32,
+        (order, layout): (&[u8; 64], Layout),
+    ) {
+        let (size, words) = (self.size, integers.len() / 4);
+        for digit in (0..DIGITS).rev() {
+            // The lowest byte, signed, is subtracted, and the rest shifted.
+            let mut bytes = [0u8; LARGEST_GROUP];
+            let mut total = 0;
+            for (to, integer) in bytes.iter_mut().zip(&mut *integers) {
+                let value = *integer as i8;
+                *to = value as u8;
+                *integer = (*integer - i32::from(value)) >> LIMB_BITS;
+                total += i32::from(value);
+            }
+            for word in 0..words {
+                let natural = &bytes[word / 16 * 64..][..64];
+                let order = &order[4 * (word % 16)..][..4];
+                let bytes = std::array::from_fn(|byte| natural[usize::from(order[byte] % 64)]);
+                let vector = group * words + word;
+                let at = match layout {
+                    Layout::Words => (vector * size + row) * DIGITS + digit,
+                    Layout::Rows(vectors) => {
+                        ((vector / vectors * DIGITS + digit) * size + row) * vectors + vector % vectors
+                    }
+                };
+                if let Some(to) = self.words.get_mut(at) {
+                    *to = i32::from_le_bytes(bytes);
+                }
+            }
+            if let Some(offset) = self.offsets.get_mut((group * size + row) * DIGITS + digit) {
+                *offset = -center * total;
+            }
+        }
+        if let Some(to) = self.units.get_mut(group * size + row) {
+            *to = unit;
+        }
+        if let Some(to) = self.sums.get_mut(group * size + row) {
+            *to = sum;
+        }
+    }
+}
+
+/// The unit of a group of x with so many digits, and the sum of its numbers.
+#[inline(always)]
+pub(super) fn unit_and_sum(x: &[f32], digits: usize) -> (f32, f32) {
+    let bits = x.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
+    let mut sums = [0f32; 8];
+    for eight in x.as_chunks::<8>().0 {
+        for lane in 0..8 {
+            sums[lane] += eight[lane];
+        }
+    }
+    (unit_of_limbs(f32::from_bits(bits), digits), sums.iter().sum())
 }

@@ -7,7 +7,7 @@ use super::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use super::avx512::{Avx512, Avx512Vnni};
 #[cfg(target_arch = "aarch64")]
-use super::neon::{Neon, NeonDotprod};
+use super::neon::{Neon, NeonDotprod, NeonI8mm};
 use super::portable::Portable;
 use std::sync::OnceLock;
 
@@ -19,6 +19,8 @@ pub(in crate::backend::cpu) enum InstructionSet {
     Neon(Neon),
     #[cfg(target_arch = "aarch64")]
     NeonDotprod(NeonDotprod),
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm(NeonI8mm),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
@@ -38,6 +40,8 @@ impl InstructionSet {
             Self::Neon(_) => "neon",
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotprod(_) => "neondotprod",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(_) => "neoni8mm",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -71,8 +75,11 @@ pub(in crate::backend::cpu) fn available() -> &'static [InstructionSet] {
             Avx2::new().map(InstructionSet::Avx2),
         ];
         #[cfg(target_arch = "aarch64")]
-        let native =
-            [NeonDotprod::new().map(InstructionSet::NeonDotprod), Neon::new().map(InstructionSet::Neon)];
+        let native = [
+            NeonI8mm::new().map(InstructionSet::NeonI8mm),
+            NeonDotprod::new().map(InstructionSet::NeonDotprod),
+            Neon::new().map(InstructionSet::Neon),
+        ];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let native: [Option<InstructionSet>; 0] = [];
         native.into_iter().flatten().chain([InstructionSet::Portable(Portable)]).collect()
@@ -92,7 +99,7 @@ pub(in crate::backend::cpu) fn tested() -> &'static [InstructionSet] {
 }
 
 /// The instruction set in use: the best there is, or the one that the environment variable
-/// `CANDLE_QUANT_SIMD` names (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neondotprod`, `neon`, `portable`) if this CPU has it.
+/// `CANDLE_QUANT_SIMD` names (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neoni8mm`, `neondotprod`, `neon`, `portable`) if this CPU has it.
 pub(in crate::backend::cpu) fn best() -> &'static InstructionSet {
     static BEST: OnceLock<InstructionSet> = OnceLock::new();
     BEST.get_or_init(|| {

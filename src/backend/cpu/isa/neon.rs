@@ -31,6 +31,19 @@ impl NeonDotprod {
     }
 }
 
+/// Proves that the CPU has products of matrices of bytes, too.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cpu) struct NeonI8mm {
+    pub(in crate::backend::cpu) dotprod: NeonDotprod,
+}
+
+impl NeonI8mm {
+    pub(super) fn new() -> Option<Self> {
+        let dotprod = NeonDotprod::new()?;
+        std::arch::is_aarch64_feature_detected!("i8mm").then_some(Self { dotprod })
+    }
+}
+
 /// Adds the products of its four bytes to each lane.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
@@ -40,6 +53,23 @@ pub(in crate::backend::cpu) fn dot(mut sums: int32x4_t, a: int8x16_t, b: int8x16
     unsafe {
         std::arch::asm!(
             "sdot {sums:v}.4s, {a:v}.16b, {b:v}.16b",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// Adds the products of two rows of eight bytes of `a` and of two of `b`: lane `2 * i + j` is of rows `i` and `j`.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+pub(in crate::backend::cpu) fn matrix_dot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: as in [`dot`].
+    unsafe {
+        std::arch::asm!(
+            "smmla {sums:v}.4s, {a:v}.16b, {b:v}.16b",
             sums = inout(vreg) sums,
             a = in(vreg) a,
             b = in(vreg) b,

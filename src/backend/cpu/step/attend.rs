@@ -103,11 +103,11 @@ impl<'a> Layers<'a> {
         ];
         // Whoever appends a head may attend to it at once, if no other thread has a part of that.
         let is_whole = groups.len() == parts.len() && groups.len() == heads_of_keys;
-        while let Some(taken) = appended.take(heads_of_keys, 1) {
-            let kv_head = taken.start % heads.kv_heads;
-            let Some(queries) = self.queries.get(taken.start / heads.kv_heads) else { continue };
+        while let Some(taken) = appended.take_near(heads_of_keys, member) {
+            let kv_head = taken % heads.kv_heads;
+            let Some(queries) = self.queries.get(taken / heads.kv_heads) else { continue };
             append_group(heads, cache, (queries, kv_head), &placed, values, &mut q);
-            match groups.get(taken.start).filter(|_| is_whole) {
+            match groups.get(taken).filter(|_| is_whole) {
                 Some(group) => {
                     let mut partials = vec![0.; numbers_of(group).len()];
                     run_parts(&attention, group, &q, &mut partials);
@@ -128,8 +128,8 @@ impl<'a> Layers<'a> {
         }
         member.wait()?;
         attended.read(0, &mut q);
-        while let Some(taken) = computed.take(parts.len(), 1) {
-            let Some(part) = parts.get(taken) else { continue };
+        while let Some(taken) = computed.take_near(parts.len(), member) {
+            let Some(part) = parts.get(taken..=taken) else { continue };
             let numbers = numbers_of(part);
             let mut partial = vec![0.; numbers.len()];
             run_parts(&attention, part, &q, &mut partial);

@@ -2,11 +2,12 @@
 //!
 //! Rows are gathered by expert. Of few, threads share out the outputs of all experts, each a block; of many, the experts.
 
+use super::super::cursor::{Blocks, Cursor};
 use super::super::dispatch::dense_columns;
 use super::super::tasks;
-use super::super::team::{Cursor, Failure, Member};
+use super::super::team::{Failure, Member};
 use super::elementwise::{join, weigh};
-use super::few::{scatter, take_blocks, Cursors, Step, BLOCK};
+use super::few::{scatter, take_blocks, take_share, Cursors, Step, BLOCK};
 use super::many::{add, normed, OperandOfMany, AT_ONCE, ROWS};
 use super::operand::Operand;
 use crate::backend::contiguous;
@@ -174,22 +175,26 @@ impl Step<'_> {
         let is_shared = self.input.tokens.len() == 1 && !block.weighs_inputs;
         let mut operands: Vec<Option<Operand>> = Vec::new();
         operands.resize_with(if is_shared { 1 } else { groups.len() }, || None);
-        let blocks = inner.div_ceil(BLOCK);
-        let all = groups.len() * blocks;
-        while let Some(taken) = take_blocks(cursor, (all, hidden), member) {
-            let mut first_pair = 0;
-            for (group, pairs) in groups.iter().enumerate() {
-                let first_of_group = first_pair;
-                first_pair += pairs.len();
-                let own = (taken.start.max(group * blocks), taken.end.min((group + 1) * blocks));
+        let own = vec![inner.div_ceil(BLOCK); groups.len()];
+        let blocks = Blocks::new(&own);
+        let first_pairs: Vec<usize> = groups
+            .iter()
+            .scan(0, |next, pairs| {
+                *next += pairs.len();
+                Some(*next - pairs.len())
+            })
+            .collect();
+        while let Some(share) = take_share(cursor, &blocks, hidden, member) {
+            for (group, run) in blocks.runs(share, member) {
                 let place = operands.get_mut(if is_shared { 0 } else { group });
-                let (Some(place), Some(expert), true) =
-                    (place, pairs.first().map(|pair| pair.expert), own.0 < own.1)
+                let (Some(place), Some(pairs), Some(first_of_group)) =
+                    (place, groups.get(group), first_pairs.get(group))
                 else {
                     continue;
                 };
-                let first = (own.0 - group * blocks) * BLOCK;
-                let count = inner.min((own.1 - group * blocks) * BLOCK) - first;
+                let Some(expert) = pairs.first().map(|pair| pair.expert) else { continue };
+                let first = run.start * BLOCK;
+                let count = inner.min(run.end * BLOCK) - first;
                 let operand =
                     place.get_or_insert_with(|| self.operand(seen_by(block, pairs, x, hidden), pairs.len()));
                 let mut joined = operand.multiply_expert(&block.gate, expert, first, count)?;

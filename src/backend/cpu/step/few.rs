@@ -3,20 +3,19 @@
 //! Whatever a node reads, each member copies and prepares for itself: rows are few, and another barrier would cost more.
 //! Members take shares of the outputs as they come, so results do not depend on how many there are.
 
+use super::super::cursor::{Blocks, Cursor};
 use super::super::fast_kernel::Digits;
-use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
+use super::super::team::{self, Crew, Failure, Member, Shared};
 use super::attend::Layers;
 use super::delta_net::mix_share;
 use super::elementwise::{activate, normalize, scale_and_cap};
 use super::operand::{embedded, Operand};
 use crate::backend::step::{ExpertBlock, Input, Node, Norm, Out, Plan, Projection, MOST_PROJECTIONS};
 use crate::backend::StepCaches;
+pub(super) use crate::memory_nodes::BLOCK;
 use crate::{ActivationPrecision, KvCache};
 use candle_core::Result;
 use std::ops::Range;
-
-/// Rows of a weight that are multiplied together at least.
-pub(super) const BLOCK: usize = 16;
 
 /// Numbers of a weight that a member takes at least: their product takes longer than it takes to begin it.
 const LEAST: usize = 1 << 16;
@@ -88,7 +87,7 @@ pub(super) fn run(
     caches: &mut StepCaches<KvCache>,
 ) -> Result<Vec<f32>> {
     let buffers = Buffers::new(plan, input.tokens.len(), input.wanted.len());
-    let cursors: Vec<Cursors> = plan.nodes.iter().map(|_| std::array::from_fn(|_| Cursor::new())).collect();
+    let cursors: Vec<Cursors> = plan.nodes.iter().map(|_| Cursors::default()).collect();
     let layers = Layers::new(plan, input, caches)?;
     let partials = Shared::new(layers.partial_len());
     let digits = Digits::of::<f32>(ActivationPrecision::current());
@@ -136,24 +135,23 @@ impl Step<'_> {
             }
             Node::Project(norm, projections, clip) => {
                 let mut x = self.operand(self.normed(norm.as_ref(), None), rows);
-                let blocks: usize =
-                    projections.iter().map(|projection| projection.rows.div_ceil(BLOCK)).sum();
-                while let Some(taken) = take_blocks(cursor, (blocks, hidden), member) {
-                    let mut first = 0;
-                    for (projection, to) in projections.iter().zip(&buffers.projected) {
-                        let own = projection.rows.div_ceil(BLOCK);
-                        let (start, end) = (taken.start.max(first), taken.end.min(first + own));
-                        if start < end {
-                            let range = (start - first) * BLOCK..projection.rows.min((end - first) * BLOCK);
-                            let mut sums = x.multiply(projection, range.start, range.len())?;
-                            if let Some(clip) = clip {
-                                sums.iter_mut().for_each(|sum| *sum = sum.clamp(-clip, *clip));
-                            }
-                            scatter(&sums, rows, |row, sums| {
-                                to.write(row * projection.rows + range.start, sums)
-                            });
+                let own: Vec<usize> =
+                    projections.iter().map(|projection| projection.rows.div_ceil(BLOCK)).collect();
+                let blocks = Blocks::new(&own);
+                while let Some(share) = take_share(cursor, &blocks, hidden, member) {
+                    for (index, run) in blocks.runs(share, member) {
+                        let (Some(projection), Some(to)) = (projections.get(index), buffers.projected.get(index))
+                        else {
+                            continue;
+                        };
+                        let range = run.start * BLOCK..projection.rows.min(run.end * BLOCK);
+                        let mut sums = x.multiply(projection, range.start, range.len())?;
+                        if let Some(clip) = clip {
+                            sums.iter_mut().for_each(|sum| *sum = sum.clamp(-clip, *clip));
                         }
-                        first += own;
+                        scatter(&sums, rows, |row, sums| {
+                            to.write(row * projection.rows + range.start, sums)
+                        });
                     }
                 }
             }
@@ -287,6 +285,16 @@ impl Step<'_> {
 pub(super) fn take_blocks(
     cursor: &Cursor,
     (blocks, k): (usize, usize),
+    member: &Member,
+) -> Option<Range<usize>> {
+    take_share(cursor, &Blocks::new(&[blocks]), k, member)
+}
+
+/// The next of the blocks of weights with rows of `k` numbers.
+pub(super) fn take_share(
+    cursor: &Cursor,
+    blocks: &Blocks,
+    k: usize,
     member: &Member,
 ) -> Option<Range<usize>> {
     cursor.take_share(blocks, LEAST.div_ceil(BLOCK * k.max(1)), member)

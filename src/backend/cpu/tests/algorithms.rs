@@ -3,7 +3,7 @@
 use super::super::dispatch::{choose, prepare, run, Algorithm, ManyRows};
 use super::super::fast_kernel::Digits;
 #[cfg(target_arch = "aarch64")]
-use super::super::int8::gemv_neon::Int8GemvNeon;
+use super::super::int8::{gemm::Int8Gemm, gemv_neon::Int8GemvNeon};
 #[cfg(target_arch = "x86_64")]
 use super::super::{
     bf16::gemm_amx::Bf16Amx,
@@ -22,7 +22,16 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
         #[cfg(target_arch = "aarch64")]
         InstructionSet::Neon(_) => vec![],
         #[cfg(target_arch = "aarch64")]
-        InstructionSet::NeonDotprod(isa) => vec![Algorithm::Int8GemvNeon(Int8GemvNeon::new(*isa))],
+        InstructionSet::NeonDotprod(isa) => vec![
+            Algorithm::Int8GemvNeon(Int8GemvNeon::new(*isa)),
+            Algorithm::Int8FewDot(Int8Gemm::new(*isa)),
+            Algorithm::Int8ManyDot(Int8Gemm::new(*isa)),
+        ],
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::NeonI8mm(isa) => vec![
+            Algorithm::Int8FewI8mm(Int8Gemm::new(*isa)),
+            Algorithm::Int8ManyI8mm(Int8Gemm::new(*isa)),
+        ],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(isa) => vec![
             Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa)),
@@ -54,6 +63,14 @@ fn name(algorithm: Algorithm) -> &'static str {
         Algorithm::Int8GemvAvx2(_) => "int8 GEMV, AVX2",
         #[cfg(target_arch = "aarch64")]
         Algorithm::Int8GemvNeon(_) => "int8 GEMV, NEON",
+        #[cfg(target_arch = "aarch64")]
+        Algorithm::Int8FewDot(_) => "int8 dot, few",
+        #[cfg(target_arch = "aarch64")]
+        Algorithm::Int8ManyDot(_) => "int8 dot, many",
+        #[cfg(target_arch = "aarch64")]
+        Algorithm::Int8FewI8mm(_) => "int8 I8MM, few",
+        #[cfg(target_arch = "aarch64")]
+        Algorithm::Int8ManyI8mm(_) => "int8 I8MM, many",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8Few(_) => "int8 VNNI, few",
         #[cfg(target_arch = "x86_64")]
@@ -161,7 +178,9 @@ fn the_table_is_the_documented_one() {
                 let has_room_in_avx2 = format.element() != Element::Iq4Nl;
                 let want = match (isa.name(), m) {
                     ("avx2", 1) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
-                    ("neondotprod", 1) if one == "int8 GEMV" => "int8 GEMV, NEON",
+                    ("neondotprod" | "neoni8mm", 1) if one == "int8 GEMV" => "int8 GEMV, NEON",
+                    ("neoni8mm", 9..32) if one == "int8 GEMV" => "int8 I8MM, few",
+                    ("neoni8mm", 32..) if one == "int8 GEMV" => "int8 I8MM, many",
                     ("avx512vnni" | "avx512amx", 1) => one,
                     ("avx512amx", _) => more,
                     ("avx512vnni", 9..32) if one == "int8 GEMV" => "int8 VNNI, few",
@@ -175,7 +194,10 @@ fn the_table_is_the_documented_one() {
                     isa.name()
                 );
                 let want = match (isa.name(), m) {
-                    ("neondotprod", 2..5) if one == "int8 GEMV" => "int8 GEMV, NEON",
+                    ("neondotprod" | "neoni8mm", 2..5) if one == "int8 GEMV" => "int8 GEMV, NEON",
+                    ("neondotprod", 5..32) if one == "int8 GEMV" => "int8 dot, few",
+                    ("neondotprod", 32..) if one == "int8 GEMV" => "int8 dot, many",
+                    ("neoni8mm", 5..32) if one == "int8 GEMV" => "int8 I8MM, few",
                     ("avx2", 2..5) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
                     ("avx512vnni", 2..5) if one == "int8 GEMV" => one,
                     ("avx512vnni", 5..32) if one == "int8 GEMV" => "int8 VNNI, few",
@@ -272,15 +294,23 @@ fn parts_of_several_weights_share_a_prepared_x() {
 }
 
 /// Integers are exact, and what follows is the same: vectors and tiles give the same bits, with any number of digits.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[test]
 fn vectors_and_tiles_give_the_same_bits() {
-    let mut compared = 0;
     for isa in isa::tested() {
         let mut rng = StdRng::seed_from_u64(25);
-        let InstructionSet::Avx512Amx(amx) = isa else { continue };
-        let vectors = Algorithm::Int8Many(Int8Gemm::new(amx.vnni));
-        let tiles = Algorithm::Int8Amx(Int8Gemm::new(*amx));
+        let (vectors, tiles) = match isa {
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512Amx(isa) => {
+                (Algorithm::Int8Many(Int8Gemm::new(isa.vnni)), Algorithm::Int8Amx(Int8Gemm::new(*isa)))
+            }
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::NeonI8mm(isa) => {
+                (Algorithm::Int8ManyDot(Int8Gemm::new(isa.dotprod)), Algorithm::Int8ManyI8mm(Int8Gemm::new(*isa)))
+            }
+            _ => continue,
+        };
+        let mut compared = 0;
         for format in all_formats().filter(|format| tiles.supports(*format)) {
             let (n, k) = (37, 3 * format.granularity().max(128));
             let weight = Weight::random(format, n, k, &mut rng);
@@ -293,8 +323,8 @@ fn vectors_and_tiles_give_the_same_bits() {
                 compared += 1;
             }
         }
+        assert!(compared > 0, "{}", isa.name());
     }
-    assert!(compared > 0 || !isa::tested().iter().any(|isa| isa.name() == "avx512amx"));
 }
 
 /// x prepared for several weights, one after the other, in memory that has other numbers: the bits of each alone.

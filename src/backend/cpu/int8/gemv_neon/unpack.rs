@@ -16,7 +16,7 @@ use std::arch::aarch64::*;
 /// The block has `2 * VECTORS * BITS` bytes.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn load_block<const BITS: usize, const VECTORS: usize, const KIND: u8>(
+pub(in super::super) unsafe fn load_block<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     from: *const u8,
 ) -> [int8x16_t; VECTORS] {
     let mut integers = [vdupq_n_s8(0); VECTORS];

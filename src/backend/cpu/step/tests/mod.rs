@@ -107,7 +107,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
     let dense_router = Kind { experts: Some(dense_router), ..usual };
     let linear = Kind { linear: Some(LINEAR), has_gates: true, ..PLAIN };
     for model in [usual, unusual, experts, dense_router, linear].map(Model::new) {
-        let after_prompt = |threads: Option<usize>| -> Vec<Vec<u32>> {
+        let after_prompt = |threads: Option<(usize, usize)>| -> Vec<Vec<u32>> {
             let mut caches = model.caches();
             let (prompt, rest) = ids.split_at(600);
             run(&model, &tokens(prompt, 0, 0), &mut caches, &[]).unwrap();
@@ -117,15 +117,15 @@ fn results_do_not_depend_on_the_number_of_threads() {
                 .scan(0, |first, len| {
                     let (part, wanted) = (tokens(&rest[*first..*first + len], 0, 600 + *first), all(*len));
                     *first += len;
-                    let threads = threads.map_or(Crew::Pool, Crew::Own);
+                    let threads = threads.map_or(Crew::Pool, |(members, nodes)| Crew::OnNodes(members, nodes));
                     let input = model.input(&part, &wanted);
                     let logits = few::run(threads, &model.plan, input, &mut caches.lent()).unwrap();
                     Some(logits.into_iter().map(f32::to_bits).collect())
                 })
                 .collect()
         };
-        let alone = after_prompt(Some(1));
-        for threads in [Some(2), Some(3), Some(7), None] {
+        let alone = after_prompt(Some((1, 1)));
+        for threads in [Some((2, 1)), Some((3, 1)), Some((7, 1)), Some((1, 2)), Some((2, 2)), Some((5, 3)), None] {
             assert!(after_prompt(threads) == alone, "{threads:?}");
         }
     }
