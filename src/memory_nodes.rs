@@ -226,7 +226,11 @@ mod tests {
         let cpus: Vec<usize> = (2..8).collect();
         let machine = || vec![vec![0, 1, 2, 3], vec![], vec![4, 5, 6, 7], vec![9]];
         let nodes = |wanted| Nodes::wanted(wanted, &cpus, machine).0;
-        assert_eq!(nodes("on"), [vec![2, 3], vec![4, 5, 6, 7]], "CPUs that this process may not use are left out");
+        assert_eq!(
+            nodes("on"),
+            [vec![2, 3], vec![4, 5, 6, 7]],
+            "CPUs that this process may not use are left out"
+        );
         assert_eq!(nodes("2"), [vec![2, 3, 4], vec![5, 6, 7]]);
         assert_eq!(nodes("4"), [vec![2], vec![3, 4], vec![5], vec![6, 7]]);
         assert_eq!(nodes("8").len(), 8);

@@ -269,7 +269,9 @@ fn dots(isa: &InstructionSet, task: Dots) {
     match isa {
         InstructionSet::Portable(_) => entry!(Portable, task,),
         #[cfg(target_arch = "aarch64")]
-        InstructionSet::Neon(_) | InstructionSet::NeonDotprod(_) | InstructionSet::NeonI8mm(_) => entry!(Neon, task, "neon"),
+        InstructionSet::Neon(_) | InstructionSet::NeonDotprod(_) | InstructionSet::NeonI8mm(_) => {
+            entry!(Neon, task, "neon")
+        }
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(_) => entry!(Avx2, task, "avx2,fma,f16c"),
         #[cfg(target_arch = "x86_64")]

@@ -34,7 +34,9 @@ pub(super) fn run_with(isa: &InstructionSet, task: PartTask<'_>) {
         match isa {
             InstructionSet::Portable(_) => Portable::run(task),
             #[cfg(target_arch = "aarch64")]
-            InstructionSet::Neon(_) | InstructionSet::NeonDotprod(_) | InstructionSet::NeonI8mm(_) => Neon::run(task),
+            InstructionSet::Neon(_) | InstructionSet::NeonDotprod(_) | InstructionSet::NeonI8mm(_) => {
+                Neon::run(task)
+            }
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx2(_) => Avx2::run(task),
             #[cfg(target_arch = "x86_64")]

@@ -67,7 +67,9 @@ impl Panels for Neon {
         let mut integers = [0i32; LARGEST_GROUP];
         for (to, x) in integers.as_chunks_mut::<4>().0.iter_mut().zip(x.as_chunks::<4>().0) {
             // SAFETY: both have the four numbers of a vector.
-            unsafe { vst1q_s32(to.as_mut_ptr(), vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x.as_ptr()), inverse))) };
+            unsafe {
+                vst1q_s32(to.as_mut_ptr(), vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x.as_ptr()), inverse)))
+            };
         }
         tile.put::<DIGITS>(at, &mut integers[..x.len()], (unit, sum), center, order);
     }
@@ -141,7 +143,8 @@ unsafe fn unpack_rows<const BITS: usize, const KIND: u8>(
                     }
                 }
                 _ => {
-                    for (to, [even, odd]) in to.as_chunks_mut::<2>().0.iter_mut().zip(all.as_chunks::<2>().0) {
+                    for (to, [even, odd]) in to.as_chunks_mut::<2>().0.iter_mut().zip(all.as_chunks::<2>().0)
+                    {
                         let [even, odd] = [*even, *odd].map(|codes| vreinterpretq_s32_s8(codes));
                         let to = &mut to.as_flattened_mut()[32 * quarter..];
                         store(vreinterpretq_s8_s32(vzip1q_s32(even, odd)), to);
@@ -156,7 +159,9 @@ unsafe fn unpack_rows<const BITS: usize, const KIND: u8>(
 /// See [`load_block`].
 #[inline]
 #[target_feature(enable = "neon")]
-fn unpacked<const BITS: usize, const VECTORS: usize, const KIND: u8>(packed: int8x16_t) -> [int8x16_t; VECTORS] {
+fn unpacked<const BITS: usize, const VECTORS: usize, const KIND: u8>(
+    packed: int8x16_t,
+) -> [int8x16_t; VECTORS] {
     // SAFETY: a block of these codes is a vector.
     unsafe { load_block::<BITS, VECTORS, KIND>((&raw const packed).cast()) }
 }

@@ -137,7 +137,9 @@ fn values_with(isa: &InstructionSet, codes: &[u8]) -> Values {
         // SAFETY: no features are needed.
         InstructionSet::Portable(_) => unsafe { values::<Portable>(codes) },
         #[cfg(target_arch = "aarch64")]
-        InstructionSet::Neon(_) | InstructionSet::NeonDotprod(_) | InstructionSet::NeonI8mm(_) => entry!(neon::Neon, "neon"),
+        InstructionSet::Neon(_) | InstructionSet::NeonDotprod(_) | InstructionSet::NeonI8mm(_) => {
+            entry!(neon::Neon, "neon")
+        }
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(_) => entry!(avx2::Avx2, "avx2,fma,f16c"),
         #[cfg(target_arch = "x86_64")]

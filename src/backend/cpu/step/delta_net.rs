@@ -1,10 +1,10 @@
 //! Linear attention in a step: a head of values is one thread's work, from its first token to its last one.
 
 use super::super::attention::Queries;
+use super::super::cursor::Cursor;
 use super::super::gated_delta::{change, DeltaToken};
 use super::super::isa::vectorized;
 use super::super::tasks;
-use super::super::cursor::Cursor;
 use super::super::team::Shared;
 use super::attend::check_position;
 use super::elementwise::{activate, sigmoid, softplus, to_length, Moments};

@@ -140,7 +140,8 @@ impl Step<'_> {
                 let blocks = Blocks::new(&own);
                 while let Some(share) = take_share(cursor, &blocks, hidden, member) {
                     for (index, run) in blocks.runs(share, member) {
-                        let (Some(projection), Some(to)) = (projections.get(index), buffers.projected.get(index))
+                        let (Some(projection), Some(to)) =
+                            (projections.get(index), buffers.projected.get(index))
                         else {
                             continue;
                         };
@@ -149,9 +150,7 @@ impl Step<'_> {
                         if let Some(clip) = clip {
                             sums.iter_mut().for_each(|sum| *sum = sum.clamp(-clip, *clip));
                         }
-                        scatter(&sums, rows, |row, sums| {
-                            to.write(row * projection.rows + range.start, sums)
-                        });
+                        scatter(&sums, rows, |row, sums| to.write(row * projection.rows + range.start, sums));
                     }
                 }
             }

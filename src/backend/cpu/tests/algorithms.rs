@@ -28,10 +28,9 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
             Algorithm::Int8ManyDot(Int8Gemm::new(*isa)),
         ],
         #[cfg(target_arch = "aarch64")]
-        InstructionSet::NeonI8mm(isa) => vec![
-            Algorithm::Int8FewI8mm(Int8Gemm::new(*isa)),
-            Algorithm::Int8ManyI8mm(Int8Gemm::new(*isa)),
-        ],
+        InstructionSet::NeonI8mm(isa) => {
+            vec![Algorithm::Int8FewI8mm(Int8Gemm::new(*isa)), Algorithm::Int8ManyI8mm(Int8Gemm::new(*isa))]
+        }
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(isa) => vec![
             Algorithm::Int8GemvAvx2(Int8GemvAvx2::new(*isa)),
@@ -305,9 +304,10 @@ fn vectors_and_tiles_give_the_same_bits() {
                 (Algorithm::Int8Many(Int8Gemm::new(isa.vnni)), Algorithm::Int8Amx(Int8Gemm::new(*isa)))
             }
             #[cfg(target_arch = "aarch64")]
-            InstructionSet::NeonI8mm(isa) => {
-                (Algorithm::Int8ManyDot(Int8Gemm::new(isa.dotprod)), Algorithm::Int8ManyI8mm(Int8Gemm::new(*isa)))
-            }
+            InstructionSet::NeonI8mm(isa) => (
+                Algorithm::Int8ManyDot(Int8Gemm::new(isa.dotprod)),
+                Algorithm::Int8ManyI8mm(Int8Gemm::new(*isa)),
+            ),
             _ => continue,
         };
         let mut compared = 0;

@@ -117,7 +117,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
                 .scan(0, |first, len| {
                     let (part, wanted) = (tokens(&rest[*first..*first + len], 0, 600 + *first), all(*len));
                     *first += len;
-                    let threads = threads.map_or(Crew::Pool, |(members, nodes)| Crew::OnNodes(members, nodes));
+                    let threads =
+                        threads.map_or(Crew::Pool, |(members, nodes)| Crew::OnNodes(members, nodes));
                     let input = model.input(&part, &wanted);
                     let logits = few::run(threads, &model.plan, input, &mut caches.lent()).unwrap();
                     Some(logits.into_iter().map(f32::to_bits).collect())
@@ -125,7 +126,9 @@ fn results_do_not_depend_on_the_number_of_threads() {
                 .collect()
         };
         let alone = after_prompt(Some((1, 1)));
-        for threads in [Some((2, 1)), Some((3, 1)), Some((7, 1)), Some((1, 2)), Some((2, 2)), Some((5, 3)), None] {
+        for threads in
+            [Some((2, 1)), Some((3, 1)), Some((7, 1)), Some((1, 2)), Some((2, 2)), Some((5, 3)), None]
+        {
             assert!(after_prompt(threads) == alone, "{threads:?}");
         }
     }
