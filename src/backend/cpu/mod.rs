@@ -12,7 +12,7 @@
 //! * `attention/`: attention to a KV cache; on `isa`.
 //! * `gated_delta`: the rule of linear attention; plain loops.
 //! * `sample/`: tokens from logits; plain loops.
-//! * `step/`: the nodes of a whole decoder, by a team of threads (`team`) or one after another; on `dispatch` and `attention`.
+//! * `step/`: the nodes of a whole decoder, by a team of threads (`team`, `cursor`) or one after another; on `dispatch` and `attention`.
 //!
 //! `dispatch` is above all of these but the last four, and they share the plain files beside it. No room uses one above it, and neither
 //! `f32/`, `int8/` nor `bf16/` uses another of the three.
