@@ -27,13 +27,15 @@ impl Nodes {
         static CURRENT: OnceLock<Nodes> = OnceLock::new();
         CURRENT.get_or_init(|| {
             let wanted = std::env::var("CANDLE_QUANT_NUMA").unwrap_or_default();
-            Self::wanted(&wanted, &os::allowed_cpus(), os::cpus_of_nodes)
+            match wanted.as_str() {
+                "" | "off" => Self::default(),
+                wanted => Self::wanted(wanted, &os::allowed_cpus(), os::cpus_of_nodes),
+            }
         })
     }
 
     fn wanted(wanted: &str, allowed: &[usize], of_machine: impl FnOnce() -> Vec<Vec<usize>>) -> Self {
         let mut nodes = match (wanted, wanted.parse::<usize>()) {
-            ("" | "off", _) => Vec::new(),
             ("on", _) => of_machine(),
             (_, Ok(count @ 1..=MOST_NODES)) => pretended(count, allowed),
             _ => {
@@ -235,7 +237,7 @@ mod tests {
         assert_eq!(nodes("4"), [vec![2], vec![3, 4], vec![5], vec![6, 7]]);
         assert_eq!(nodes("8").len(), 8);
         assert!(nodes("8").iter().all(|cpus| cpus.len() == 1));
-        for none in ["", "off", "0", "1", "9", "yes", "-1"] {
+        for none in ["0", "1", "9", "yes", "-1"] {
             assert!(nodes(none).is_empty(), "{none}");
         }
         assert!(Nodes::wanted("on", &cpus, || vec![vec![2, 3]]).0.is_empty());
