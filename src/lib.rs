@@ -43,14 +43,14 @@
 //!
 //! # Machines with several memory nodes
 //! With the environment variable `CANDLE_QUANT_NUMA=on`, every memory node (NUMA) has a part of each weight's rows, which its threads
-//! multiply first in a step of a few tokens, and keys and values of some heads; while such a step lasts, threads stay on the CPUs of a
-//! node. Weights are copied once more while they are loaded. Without it, memory lies where the system puts it; `numactl
+//! multiply first in a step of a few tokens; while such a step lasts, threads stay on the CPUs of a node. Keys and values lie where they
+//! were computed. Weights are copied once more while they are loaded. Without it, memory lies where the system puts it; `numactl
 //! --interleave=all` is what spreads it evenly. A number in place of `on` pretends so many nodes. Linux only; results are the same
 //! bits. Tested with pretended nodes: how much it gains on a machine with several has not been measured.
 //!
 //! # Precision of activations
-//! With VNNI or AMX, and few rows of them with AVX2, integer codes are multiplied with activations as fixed-point numbers of one to
-//! three digits of eight bits.
+//! With VNNI, AMX, AVX2 and dot products of bytes on ARM (the last two of some numbers of rows, as that table says), integer codes are
+//! multiplied with activations as fixed-point numbers of one to three digits of eight bits.
 //! [`ActivationPrecision`] chooses for the process, as does the environment variable `CANDLE_QUANT_ACTIVATIONS`: `exact` (a
 //! relative error of about 2e-7, the default), `16` (about 3e-5) or `8` (about 6e-3, as in llama.cpp).
 //!
