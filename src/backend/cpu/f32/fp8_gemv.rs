@@ -83,7 +83,7 @@ impl PreparedX for Prepared {
         let multiplier = output_multiplier(matrix);
         let group_shift = matrix.format.group_size().trailing_zeros();
         let mut room = Room::new(matrix, &scaling, ROWS_PER_PASS);
-        room.fetch_first(matrix, first_row, out.len() / self.rows.len().max(1));
+        room.fetch_first(matrix, first_row, out.len() / self.rows.len().max(1), 1);
         for (pass, out) in out.chunks_mut(ROWS_PER_PASS * self.rows.len().max(1)).enumerate() {
             let first_row = first_row + pass * ROWS_PER_PASS;
             each_row_of_x(self.rows.len(), out, |index, sums| {

@@ -14,10 +14,11 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::fast_kernel::{each_row_of_x, Digits, NotRepresentable, PreparedX, RowKernel};
+use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, load, sums_of_lanes, Fetch, Pass, Room, LANES, ROWS};
+use super::super::row_gemv::{self, load, sums_of_lanes, Order, Pass, Room, LANES, ROWS};
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::FixedPoint;
@@ -34,25 +35,25 @@ use std::ptr;
 /// Bytes of codes from which on a row is long.
 const LONG_ROW: usize = 1024;
 
+/// Bytes of codes from which on a quarter of a share is worth a stream of its own: what is fetched ahead is little of it.
+const LONG_STREAM: usize = 8192;
+
 /// The kernel, and the proof that the CPU has its instructions.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Int8GemvVnni {
     isa: Avx512Vnni,
-    /// Whether long rows are multiplied one after the other. Some together load x once for all of them, but codes are not read in
-    /// the order of memory then, in which two cores of Zen 5 read them up to 1.18 times as fast
-    /// (benches/results/2026-11-30-epyc-vnni-2-cores/order.md).
-    long_rows_alone: bool,
+    order: Order,
 }
 
 impl Int8GemvVnni {
     pub(in super::super) fn new(isa: Avx512Vnni) -> Self {
-        Self { isa, long_rows_alone: matches!(Fetch::best(), Fetch::First) }
+        Self { isa, order: Order::best() }
     }
 
     /// The kernels of all CPUs.
     #[cfg(test)]
-    pub(in super::super) fn all(isa: Avx512Vnni) -> [Self; 2] {
-        [false, true].map(|long_rows_alone| Self { isa, long_rows_alone })
+    pub(in super::super) fn all(isa: Avx512Vnni) -> [Self; 3] {
+        Order::ALL.map(|order| Self { isa, order })
     }
 }
 
@@ -99,9 +100,13 @@ impl PreparedX for Prepared {
         // Rows of x have as many groups.
         let rows_of_pass = row_gemv::rows_of_pass(matrix);
         let mut room = Room::new(matrix, &self.scaling(first), rows_of_pass);
-        room.fetch_first(matrix, first_row, out.len() / m);
+        let apart = self.rows_of_quarter(matrix, out.len() / m, rows_of_pass);
+        let (quarters, rest) = out.split_at_mut(ROWS * apart * m);
+        self.quarters(matrix, (first_row, apart), (&mut room, rows_of_pass / ROWS), quarters);
+        let first_row = first_row + ROWS * apart;
+        room.fetch_first(matrix, first_row, rest.len() / m, 1);
         // Every row of x, and its outliers, meet a few rows of the weight while these are in a near cache.
-        for (pass, out) in out.chunks_mut(rows_of_pass * m).enumerate() {
+        for (pass, out) in rest.chunks_mut(rows_of_pass * m).enumerate() {
             each_row_of_x(m, out, |index, sums| {
                 if let Some(x) = self.rows.get(index) {
                     self.multiply(matrix, x, &mut room, (first_row + pass * rows_of_pass, sums));
@@ -116,29 +121,107 @@ impl Prepared {
         Scaling::by_groups(&x.groups, self.codes.center as f32 * self.codes.unit)
     }
 
+    /// How many rows of each quarter of a share are multiplied beside those of the others: whole passes; none where rows are not read
+    /// so, or quarters are short.
+    fn rows_of_quarter(&self, matrix: &PackedMatrix, share: usize, rows_of_pass: usize) -> usize {
+        let len = rows_of_pass / ROWS;
+        let apart = share / ROWS / len * len;
+        let bytes = apart * matrix.k * matrix.format.bits() / 8;
+        if self.kernel.order == Order::Quarters && bytes >= LONG_STREAM {
+            apart
+        } else {
+            0
+        }
+    }
+
+    /// The products of [`ROWS`] times `apart` rows, one of each quarter of them together, `[rows, m]`; so many of each in a pass.
+    fn quarters(
+        &self,
+        matrix: &PackedMatrix,
+        (first_row, apart): (usize, usize),
+        (room, len): (&mut Room, usize),
+        out: &mut [f32],
+    ) {
+        if apart == 0 {
+            return;
+        }
+        (0..ROWS).for_each(|run| room.fetch_first(matrix, first_row + run * apart, apart, ROWS));
+        let mut sums = [0.; ROWS_PER_PASS];
+        let (sums, m) = (&mut sums[..ROWS * len], self.rows.len());
+        for at in (0..apart).step_by(len) {
+            for (index, x) in self.rows.iter().enumerate() {
+                let first_row = first_row + at;
+                let scaling = self.scaling(&x.0);
+                let of_runs = (first_row, apart, &mut *sums);
+                row_gemv::dot_runs(
+                    self.kernel.isa.avx512,
+                    matrix,
+                    (&scaling, room),
+                    of_runs,
+                    |pass, sums| {
+                        // SAFETY: `isa` proves that the CPU has the features of the functions.
+                        unsafe {
+                            match x.0.count {
+                                1 => dot_pass::<1, ROWS, true>(
+                                    &self.codes,
+                                    &x.0,
+                                    pass,
+                                    (self.unit(matrix, x), sums),
+                                ),
+                                2 => dot_pass::<2, ROWS, true>(
+                                    &self.codes,
+                                    &x.0,
+                                    pass,
+                                    (self.unit(matrix, x), sums),
+                                ),
+                                _ => dot_pass::<3, ROWS, true>(
+                                    &self.codes,
+                                    &x.0,
+                                    pass,
+                                    (self.unit(matrix, x), sums),
+                                ),
+                            }
+                        }
+                    },
+                );
+                for (run, sums) in sums.chunks_mut(len).enumerate() {
+                    let first_row = first_row + run * apart;
+                    x.1.add_products(self.kernel.isa, matrix, first_row, sums, &mut room.units);
+                    let out = out.iter_mut().skip((run * apart + at) * m + index).step_by(m);
+                    out.zip(sums).for_each(|(out, sum)| *out = *sum);
+                }
+            }
+        }
+    }
+
+    /// What sums of integers are times.
+    fn unit(&self, matrix: &PackedMatrix, (x, _): &(FixedPoint, Windows)) -> f32 {
+        x.unit * output_multiplier(matrix)
+    }
+
     /// The products of the rows of a pass with a row of x.
     fn multiply(
         &self,
         matrix: &PackedMatrix,
-        (x, outliers): &(FixedPoint, Windows),
+        of_x: &(FixedPoint, Windows),
         room: &mut Room,
         (first_row, sums): (usize, &mut [f32]),
     ) {
-        let unit = x.unit * output_multiplier(matrix);
-        let (codes, scaling) = (&self.codes, self.scaling(x));
+        let (x, outliers) = of_x;
+        let (codes, scaling, unit) = (&self.codes, self.scaling(x), self.unit(matrix, of_x));
         let output = (first_row, &mut *sums);
-        let Int8GemvVnni { isa, long_rows_alone } = self.kernel;
+        let Int8GemvVnni { isa, order } = self.kernel;
         row_gemv::dot_rows(isa.avx512, matrix, (&scaling, room), output, |pass, sums| {
-            let alone = long_rows_alone && pass.row_bytes() >= LONG_ROW;
+            let alone = order == Order::Alone && pass.row_bytes() >= LONG_ROW;
             // SAFETY: `isa` proves that the CPU has the features of the functions.
             unsafe {
                 match (x.count, alone) {
-                    (1, false) => dot_pass::<1, ROWS>(codes, x, pass, (unit, sums)),
-                    (2, false) => dot_pass::<2, ROWS>(codes, x, pass, (unit, sums)),
-                    (_, false) => dot_pass::<3, ROWS>(codes, x, pass, (unit, sums)),
-                    (1, true) => dot_pass::<1, 1>(codes, x, pass, (unit, sums)),
-                    (2, true) => dot_pass::<2, 1>(codes, x, pass, (unit, sums)),
-                    (_, true) => dot_pass::<3, 1>(codes, x, pass, (unit, sums)),
+                    (1, false) => dot_pass::<1, ROWS, false>(codes, x, pass, (unit, sums)),
+                    (2, false) => dot_pass::<2, ROWS, false>(codes, x, pass, (unit, sums)),
+                    (_, false) => dot_pass::<3, ROWS, false>(codes, x, pass, (unit, sums)),
+                    (1, true) => dot_pass::<1, 1, false>(codes, x, pass, (unit, sums)),
+                    (2, true) => dot_pass::<2, 1, false>(codes, x, pass, (unit, sums)),
+                    (_, true) => dot_pass::<3, 1, false>(codes, x, pass, (unit, sums)),
                 }
             }
         });
@@ -146,9 +229,9 @@ impl Prepared {
     }
 }
 
-/// Dot products of the rows of a pass and `x`, times `unit`; so many rows together.
+/// Dot products of the rows of a pass and `x`, times `unit`; so many rows together, each of which is a stream of its own or not.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
-fn dot_pass<const LIMBS: usize, const TOGETHER: usize>(
+fn dot_pass<const LIMBS: usize, const TOGETHER: usize, const STREAMS: bool>(
     codes: &IntegerCodes,
     x: &FixedPoint,
     pass: &Pass<'_>,
@@ -156,21 +239,21 @@ fn dot_pass<const LIMBS: usize, const TOGETHER: usize>(
 ) {
     match codes.kind {
         // Codes of one to three bits take so many products for each byte that rows together are faster.
-        Kind::Uint(Bits::One) => dot_blocks::<1, 8, AFFINE, LIMBS, ROWS>(x, pass, sums),
-        Kind::Uint(Bits::Two) => dot_blocks::<2, 4, AFFINE, LIMBS, ROWS>(x, pass, sums),
-        Kind::Uint(Bits::Three) => dot_blocks::<3, 2, AFFINE, LIMBS, ROWS>(x, pass, sums),
-        Kind::Uint(Bits::Four) => dot_blocks::<4, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
-        Kind::Uint(Bits::Five) => dot_blocks::<5, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
-        Kind::Uint(Bits::Six) => dot_blocks::<6, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
-        Kind::Uint(Bits::Eight) => dot_blocks::<8, 2, AFFINE, LIMBS, TOGETHER>(x, pass, sums),
-        Kind::Mxfp4 => dot_blocks::<4, 2, MXFP4, LIMBS, TOGETHER>(x, pass, sums),
-        Kind::Nvfp4 => dot_blocks::<4, 2, NVFP4, LIMBS, TOGETHER>(x, pass, sums),
-        Kind::Iq4 => dot_blocks::<4, 2, IQ4, LIMBS, TOGETHER>(x, pass, sums),
-        Kind::Iq(IqTable::Iq1S) => dot_blocks::<2, 4, IQ1_S, LIMBS, ROWS>(x, pass, sums),
-        Kind::Iq(IqTable::Iq1M) => dot_blocks::<3, 2, IQ1_M, LIMBS, ROWS>(x, pass, sums),
-        Kind::Iq(IqTable::Iq2) => dot_blocks::<3, 2, IQ2, LIMBS, ROWS>(x, pass, sums),
-        Kind::Iq(IqTable::Iq3Xxs) => dot_blocks::<4, 2, IQ3_XXS, LIMBS, TOGETHER>(x, pass, sums),
-        Kind::Iq(IqTable::Iq3S) => dot_blocks::<4, 2, IQ3_S, LIMBS, TOGETHER>(x, pass, sums),
+        Kind::Uint(Bits::One) => dot_blocks::<1, 8, AFFINE, LIMBS, ROWS, STREAMS>(x, pass, sums),
+        Kind::Uint(Bits::Two) => dot_blocks::<2, 4, AFFINE, LIMBS, ROWS, STREAMS>(x, pass, sums),
+        Kind::Uint(Bits::Three) => dot_blocks::<3, 2, AFFINE, LIMBS, ROWS, STREAMS>(x, pass, sums),
+        Kind::Uint(Bits::Four) => dot_blocks::<4, 2, AFFINE, LIMBS, TOGETHER, STREAMS>(x, pass, sums),
+        Kind::Uint(Bits::Five) => dot_blocks::<5, 2, AFFINE, LIMBS, TOGETHER, STREAMS>(x, pass, sums),
+        Kind::Uint(Bits::Six) => dot_blocks::<6, 2, AFFINE, LIMBS, TOGETHER, STREAMS>(x, pass, sums),
+        Kind::Uint(Bits::Eight) => dot_blocks::<8, 2, AFFINE, LIMBS, TOGETHER, STREAMS>(x, pass, sums),
+        Kind::Mxfp4 => dot_blocks::<4, 2, MXFP4, LIMBS, TOGETHER, STREAMS>(x, pass, sums),
+        Kind::Nvfp4 => dot_blocks::<4, 2, NVFP4, LIMBS, TOGETHER, STREAMS>(x, pass, sums),
+        Kind::Iq4 => dot_blocks::<4, 2, IQ4, LIMBS, TOGETHER, STREAMS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq1S) => dot_blocks::<2, 4, IQ1_S, LIMBS, ROWS, STREAMS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq1M) => dot_blocks::<3, 2, IQ1_M, LIMBS, ROWS, STREAMS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq2) => dot_blocks::<3, 2, IQ2, LIMBS, ROWS, STREAMS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq3Xxs) => dot_blocks::<4, 2, IQ3_XXS, LIMBS, TOGETHER, STREAMS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq3S) => dot_blocks::<4, 2, IQ3_S, LIMBS, TOGETHER, STREAMS>(x, pass, sums),
     }
 }
 
@@ -183,6 +266,7 @@ fn dot_blocks<
     const KIND: u8,
     const LIMBS: usize,
     const TOGETHER: usize,
+    const STREAMS: bool,
 >(
     x: &FixedPoint,
     pass: &Pass<'_>,
@@ -203,7 +287,7 @@ fn dot_blocks<
             let first = part * ROWS + step * TOGETHER;
             // SAFETY: the assertions cover every block of the rows.
             *totals = unsafe {
-                dot_together::<BITS, VECTORS, KIND, LIMBS, TOGETHER>(x, pass, first, (whole, blocks))
+                dot_together::<BITS, VECTORS, KIND, LIMBS, TOGETHER, STREAMS>(x, pass, first, (whole, blocks))
             };
         }
         for (sum, total) in sums.iter_mut().zip(sums_of_lanes(totals)) {
@@ -224,6 +308,7 @@ unsafe fn dot_together<
     const KIND: u8,
     const LIMBS: usize,
     const TOGETHER: usize,
+    const STREAMS: bool,
 >(
     x: &FixedPoint,
     pass: &Pass<'_>,
@@ -247,7 +332,11 @@ unsafe fn dot_together<
         // One loop, lest the body of it be a function that is called.
         loop {
             while block < end {
-                pass.fetch.ahead_of_rows(codes[0], block, TOGETHER * block_bytes);
+                if STREAMS {
+                    codes.iter().for_each(|row| pass.fetch.ahead_in_stream(*row, block, block_bytes));
+                } else {
+                    pass.fetch.ahead_of_rows(codes[0], block, TOGETHER * block_bytes);
+                }
                 totals = add_block::<BITS, VECTORS, KIND, LIMBS, TOGETHER>(x, codes, scales, block, totals);
                 block += 1;
             }

@@ -112,6 +112,16 @@ pub(in crate::backend::cpu) fn best() -> &'static InstructionSet {
     })
 }
 
+/// Whether Intel made the CPU.
+#[cfg(target_arch = "x86_64")]
+pub(in crate::backend::cpu) fn is_of_intel() -> bool {
+    static IS_INTEL: OnceLock<bool> = OnceLock::new();
+    *IS_INTEL.get_or_init(|| {
+        let vendor = std::arch::x86_64::__cpuid(0);
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+    })
+}
+
 /// Whether the CPU is one of AMD with a first-level cache of 48 KiB or more for data (Zen 5); Intel's have not been measured.
 #[cfg(target_arch = "x86_64")]
 pub(in crate::backend::cpu) fn has_large_first_cache() -> bool {
@@ -138,8 +148,14 @@ pub(in crate::backend::cpu) fn has_large_first_cache() -> bool {
 
 #[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
 mod tests {
-    use super::has_large_first_cache;
+    use super::{has_large_first_cache, is_of_intel};
     use std::fs::read_to_string;
+
+    #[test]
+    fn the_vendor_is_the_one_that_linux_says() {
+        let Ok(text) = read_to_string("/proc/cpuinfo") else { return };
+        assert_eq!(is_of_intel(), text.contains("GenuineIntel"));
+    }
 
     #[test]
     fn the_first_cache_is_as_large_as_linux_says() {

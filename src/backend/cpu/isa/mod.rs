@@ -25,11 +25,11 @@ pub(super) mod portable;
 #[cfg(test)]
 mod tests;
 
-#[cfg(target_arch = "x86_64")]
-pub(super) use detect::has_large_first_cache;
 #[cfg(test)]
 pub(super) use detect::{available, tested};
 pub(super) use detect::{best, InstructionSet};
+#[cfg(target_arch = "x86_64")]
+pub(super) use detect::{has_large_first_cache, is_of_intel};
 
 /// The operations that algorithms need of an instruction set.
 ///

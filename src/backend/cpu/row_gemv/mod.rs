@@ -7,7 +7,7 @@ mod stored;
 use super::aligned::Aligned;
 use super::group_params::ROWS_PER_PASS;
 use super::isa::avx512::Avx512;
-use super::isa::has_large_first_cache;
+use super::isa::{has_large_first_cache, is_of_intel};
 use super::matrix::PackedMatrix;
 use crate::format::SUPER_BLOCK;
 use scales::{scale_rows, Scaling};
@@ -19,7 +19,7 @@ pub(super) const LANES: usize = 16;
 /// Rows whose lanes are summed together.
 pub(super) const ROWS: usize = 4;
 
-/// How many bytes ahead of the codes that are multiplied others are fetched.
+/// How many bytes ahead of the codes that are multiplied others are fetched; an equal part of them in each stream.
 const AHEAD: usize = 8192;
 
 /// How many rows ahead scales and biases are fetched at most, those of a few rows at a time: all of a pass at once would be waited for.
@@ -29,16 +29,57 @@ const ROWS_AHEAD: usize = 4 * ROWS_PER_PASS;
 /// codes that were fetched ([`AHEAD`]).
 const SCALES_AHEAD: usize = 8192;
 
-/// Some rows of a weight, one behind the other, with scales and biases as [`scale_rows`] prepares them.
+/// In which order a kernel takes the rows of its share. What it computes does not depend on that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// [`ROWS`] neighbours together, which load x once.
+    Neighbours,
+    /// Long rows one after the other. Two cores of Zen 5 read codes up to 1.18 times as fast in the order of memory
+    /// (benches/results/2026-11-30-epyc-vnni-2-cores/order.md).
+    Alone,
+    /// [`ROWS`] together, one of each quarter of the share. Each quarter is a stream of memory that the CPU follows by itself: a core of
+    /// Granite Rapids reads no more than its ten to sixteen misses of the first level allow where it does not, as with
+    /// neighbours (benches/results/2026-11-30-xeon-2-cores).
+    Quarters,
+}
+
+impl Order {
+    /// All of them.
+    #[cfg(test)]
+    pub(super) const ALL: [Self; 3] = [Self::Neighbours, Self::Alone, Self::Quarters];
+
+    /// What is best on this CPU.
+    pub(super) fn best() -> Self {
+        match (has_large_first_cache(), is_of_intel()) {
+            (true, _) => Self::Alone,
+            (_, true) => Self::Quarters,
+            _ => Self::Neighbours,
+        }
+    }
+}
+
+/// Some rows of a weight, with scales and biases as [`scale_rows`] prepares them.
 pub(super) struct Pass<'a> {
     words: &'a [u32],
     scaled: &'a [f32],
     row_words: usize,
     stride: usize,
     count: usize,
+    between: Between,
     /// Where scales, biases and those of super-blocks lie of the rows that are fetched, and how many bytes each row has.
     ahead: [(*const u8, usize); 4],
     pub(super) fetch: Fetch,
+}
+
+/// How many rows lie between what is summed together, and what is after that: of the weight, and of those that are prepared.
+#[derive(Clone, Copy)]
+struct Between {
+    together: (usize, usize),
+    in_turn: usize,
+}
+
+impl Between {
+    const NEIGHBOURS: Self = Self { together: (1, 1), in_turn: ROWS };
 }
 
 impl<'a> Pass<'a> {
@@ -57,17 +98,24 @@ impl<'a> Pass<'a> {
     /// Begins to fetch scales and biases of rows behind those of the pass, as many as are summed together.
     #[inline(always)]
     pub(super) fn fetch_ahead(&self, part: usize) {
-        for (first, bytes) in self.ahead {
-            self.fetch.bytes(first.wrapping_add(part * ROWS * bytes), ROWS * bytes);
+        let (apart, first) = (self.between.together.0, part * self.between.in_turn);
+        for (start, bytes) in self.ahead {
+            let of_row = |row: usize| start.wrapping_add(row * bytes);
+            match apart {
+                1 => self.fetch.bytes(of_row(first), ROWS * bytes),
+                _ => (0..ROWS).for_each(|row| self.fetch.bytes(of_row(first + row * apart), bytes)),
+            }
         }
     }
 
-    /// A row; behind the last, the last one again.
+    /// A row, those that are summed together next to each other; behind the last, the last one again.
     #[inline(always)]
     pub(super) fn row(&self, index: usize) -> Row<'a> {
-        let row = index.min(self.count.saturating_sub(1));
-        let (biases, scales) = self.scaled[row * self.stride..][..self.stride].split_at(LANES);
-        Row { words: &self.words[row * self.row_words..][..self.row_words], biases, scales }
+        let index = index.min(self.count.saturating_sub(1));
+        let Between { together: (of_weight, of_scaled), in_turn } = self.between;
+        let place = |between| index / ROWS * in_turn + index % ROWS * between;
+        let (biases, scales) = self.scaled[place(of_scaled) * self.stride..][..self.stride].split_at(LANES);
+        Row { words: &self.words[place(of_weight) * self.row_words..][..self.row_words], biases, scales }
     }
 }
 
@@ -101,12 +149,12 @@ impl Room {
         }
     }
 
-    /// Begins to fetch what the first of so many rows need, for which nothing was fetched on the way.
-    pub(super) fn fetch_first(&self, matrix: &PackedMatrix, first_row: usize, rows: usize) {
+    /// Begins to fetch what the first of so many rows need, for which nothing was fetched on the way, and which are one of some streams.
+    pub(super) fn fetch_first(&self, matrix: &PackedMatrix, first_row: usize, rows: usize, streams: usize) {
         let fetch = Fetch::best();
         let (words, rows) = matrix.rows_words(first_row, rows);
-        fetch.bytes(words.as_ptr().cast(), AHEAD.min(words.len() * 4));
-        let rows = self.rows_ahead.min(rows);
+        fetch.bytes(words.as_ptr().cast(), (AHEAD / streams).min(words.len() * 4));
+        let rows = (self.rows_ahead / streams).min(rows);
         for (first, bytes) in matrix.scales_from(first_row) {
             fetch.bytes(first, rows * bytes);
         }
@@ -134,8 +182,39 @@ pub(super) fn dot_rows(
     scale_rows(isa, (matrix, first_row), scaling, scaled, &mut room.units);
     let ahead = matrix.scales_from(first_row + room.rows_ahead);
     let (row_words, stride) = (words.len() / count.max(1), scaling.stride);
-    let pass = Pass { words, scaled, row_words, stride, count, ahead, fetch: Fetch::best() };
+    let between = Between::NEIGHBOURS;
+    let pass = Pass { words, scaled, row_words, stride, count, between, ahead, fetch: Fetch::best() };
     dot(&pass, &mut output[..count]);
+}
+
+/// As [`dot_rows`], of [`ROWS`] runs of rows, each of which begins so many rows behind the one before; sums run by run.
+///
+/// # Panics
+/// If the weight lacks some of the rows, or they are more than [`ROWS_PER_PASS`].
+pub(super) fn dot_runs(
+    isa: Avx512,
+    matrix: &PackedMatrix,
+    (scaling, room): (&Scaling, &mut Room),
+    (first_row, apart, sums): (usize, usize, &mut [f32]),
+    dot: impl Fn(&Pass, &mut [f32]),
+) {
+    let (count, len, stride) = (sums.len(), sums.len() / ROWS, scaling.stride);
+    let scaled = &mut room.scaled[..count * stride];
+    for (run, scaled) in scaled.chunks_mut((len * stride).max(1)).enumerate() {
+        scale_rows(isa, (matrix, first_row + run * apart), scaling, scaled, &mut room.units);
+    }
+    let all = (ROWS - 1) * apart + len;
+    let (words, found) = matrix.rows_words(first_row, all);
+    assert_eq!((found, count), (all, len * ROWS), "rows of runs");
+    let ahead = matrix.scales_from(first_row + room.rows_ahead / ROWS);
+    let between = Between { together: (apart, len), in_turn: 1 };
+    let row_words = words.len() / all.max(1);
+    let pass = Pass { words, scaled, row_words, stride, count, between, ahead, fetch: Fetch::best() };
+    let mut together = [0.; ROWS_PER_PASS];
+    dot(&pass, &mut together[..count]);
+    for (index, sum) in together[..count].iter().enumerate() {
+        sums[index % ROWS * len + index / ROWS] = *sum;
+    }
 }
 
 /// The sum of the lanes of each vector.
@@ -195,6 +274,12 @@ impl Fetch {
     #[inline(always)]
     pub(super) fn ahead_of_rows(self, first: *const u8, block: usize, block_bytes: usize) {
         self.bytes(first.wrapping_add(block * block_bytes + AHEAD), block_bytes);
+    }
+
+    /// What lies ahead of a block in one of [`ROWS`] streams.
+    #[inline(always)]
+    pub(super) fn ahead_in_stream(self, row: *const u8, block: usize, block_bytes: usize) {
+        self.bytes(row.wrapping_add(block * block_bytes + AHEAD / ROWS), block_bytes);
     }
 }
 
