@@ -20,13 +20,14 @@ pub(super) fn room_for<T>(count: usize) -> Vec<T> {
 fn advise<T>(room: &mut [MaybeUninit<T>]) {
     const PAGE: usize = 64 << 10; // a multiple of every usual size
 
+    // An allocator keeps a few bytes of its own ahead of a large room, at the start of what Linux has laid out for huge pages: from the
+    // next page on, the first two mebibytes would be no such page.
     let begin = room.as_mut_ptr() as usize;
-    let end = (begin + size_of_val(room)) / PAGE * PAGE;
-    let start = begin.next_multiple_of(PAGE);
+    let (start, end) = (begin / PAGE * PAGE, (begin + size_of_val(room)) / PAGE * PAGE);
     // Smaller rooms may also lie between those of others, in an allocator's arena.
     if end.saturating_sub(start) >= HUGE {
-        // SAFETY: the pages lie in memory that belongs to the caller, and only the way in which the system maps them changes.
-        // Where it has no huge pages, it says so, and nothing is lost.
+        // SAFETY: whatever lies in these pages, the caller's or its neighbours', stays as it is, and only the way in which the system maps
+        // them changes. Where it has no huge pages, or nothing at the start, it says so, and nothing is lost.
         unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
     }
 }
@@ -97,21 +98,24 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn large_rooms_ask_for_huge_pages() {
-        let has_flag = |room: &Vec<u32>| {
-            let middle = room.as_ptr() as usize + room.capacity() * 2;
+        let has_flag_at = |address: usize| {
             let mut is_here = false;
             let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
             smaps.lines().any(|line| {
                 let range = line.split(' ').next().and_then(|range| range.split_once('-'));
-                let address = |text| usize::from_str_radix(text, 16).ok();
-                if let Some((start, end)) = range.and_then(|(a, b)| address(a).zip(address(b))) {
-                    is_here = (start..end).contains(&middle);
+                let parsed = |text| usize::from_str_radix(text, 16).ok();
+                if let Some((start, end)) = range.and_then(|(a, b)| parsed(a).zip(parsed(b))) {
+                    is_here = (start..end).contains(&address);
                 }
                 is_here && line.starts_with("VmFlags:") && line.split(' ').any(|flag| flag == "hg")
             })
         };
         let there_are = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
-        assert_eq!(has_flag(&room_for(16 << 20)), there_are);
-        assert!(!has_flag(&Vec::with_capacity(16 << 20)));
+        let has_flag = |room: Vec<u32>| {
+            let begin = room.as_ptr() as usize;
+            [begin, begin + room.capacity() * 2].map(has_flag_at)
+        };
+        assert_eq!(has_flag(room_for(16 << 20)), [there_are; 2]);
+        assert_eq!(has_flag(Vec::with_capacity(16 << 20)), [false; 2]);
     }
 }

@@ -146,47 +146,17 @@ impl Prepared {
             return;
         }
         (0..ROWS).for_each(|run| room.fetch_first(matrix, first_row + run * apart, apart, ROWS));
-        let mut sums = [0.; ROWS_PER_PASS];
-        let (sums, m) = (&mut sums[..ROWS * len], self.rows.len());
+        let (isa, m) = (self.kernel.isa, self.rows.len());
+        let sums = &mut [0.; ROWS_PER_PASS][..ROWS * len];
         for at in (0..apart).step_by(len) {
-            for (index, x) in self.rows.iter().enumerate() {
-                let first_row = first_row + at;
-                let scaling = self.scaling(&x.0);
+            for (index, (x, outliers)) in self.rows.iter().enumerate() {
+                let (first_row, scaling) = (first_row + at, self.scaling(x));
                 let of_runs = (first_row, apart, &mut *sums);
-                row_gemv::dot_runs(
-                    self.kernel.isa.avx512,
-                    matrix,
-                    (&scaling, room),
-                    of_runs,
-                    |pass, sums| {
-                        // SAFETY: `isa` proves that the CPU has the features of the functions.
-                        unsafe {
-                            match x.0.count {
-                                1 => dot_pass::<1, ROWS, true>(
-                                    &self.codes,
-                                    &x.0,
-                                    pass,
-                                    (self.unit(matrix, x), sums),
-                                ),
-                                2 => dot_pass::<2, ROWS, true>(
-                                    &self.codes,
-                                    &x.0,
-                                    pass,
-                                    (self.unit(matrix, x), sums),
-                                ),
-                                _ => dot_pass::<3, ROWS, true>(
-                                    &self.codes,
-                                    &x.0,
-                                    pass,
-                                    (self.unit(matrix, x), sums),
-                                ),
-                            }
-                        }
-                    },
-                );
+                row_gemv::dot_runs(isa.avx512, matrix, (&scaling, room), of_runs, |pass, sums| {
+                    self.dot(pass, x, output_multiplier(matrix), sums);
+                });
                 for (run, sums) in sums.chunks_mut(len).enumerate() {
-                    let first_row = first_row + run * apart;
-                    x.1.add_products(self.kernel.isa, matrix, first_row, sums, &mut room.units);
+                    outliers.add_products(isa, matrix, first_row + run * apart, sums, &mut room.units);
                     let out = out.iter_mut().skip((run * apart + at) * m + index).step_by(m);
                     out.zip(sums).for_each(|(out, sum)| *out = *sum);
                 }
@@ -194,38 +164,41 @@ impl Prepared {
         }
     }
 
-    /// What sums of integers are times.
-    fn unit(&self, matrix: &PackedMatrix, (x, _): &(FixedPoint, Windows)) -> f32 {
-        x.unit * output_multiplier(matrix)
-    }
-
     /// The products of the rows of a pass with a row of x.
     fn multiply(
         &self,
         matrix: &PackedMatrix,
-        of_x: &(FixedPoint, Windows),
+        (x, outliers): &(FixedPoint, Windows),
         room: &mut Room,
         (first_row, sums): (usize, &mut [f32]),
     ) {
-        let (x, outliers) = of_x;
-        let (codes, scaling, unit) = (&self.codes, self.scaling(x), self.unit(matrix, of_x));
+        let (isa, scaling) = (self.kernel.isa, self.scaling(x));
         let output = (first_row, &mut *sums);
-        let Int8GemvVnni { isa, order } = self.kernel;
         row_gemv::dot_rows(isa.avx512, matrix, (&scaling, room), output, |pass, sums| {
-            let alone = order == Order::Alone && pass.row_bytes() >= LONG_ROW;
-            // SAFETY: `isa` proves that the CPU has the features of the functions.
-            unsafe {
-                match (x.count, alone) {
-                    (1, false) => dot_pass::<1, ROWS, false>(codes, x, pass, (unit, sums)),
-                    (2, false) => dot_pass::<2, ROWS, false>(codes, x, pass, (unit, sums)),
-                    (_, false) => dot_pass::<3, ROWS, false>(codes, x, pass, (unit, sums)),
-                    (1, true) => dot_pass::<1, 1, false>(codes, x, pass, (unit, sums)),
-                    (2, true) => dot_pass::<2, 1, false>(codes, x, pass, (unit, sums)),
-                    (_, true) => dot_pass::<3, 1, false>(codes, x, pass, (unit, sums)),
-                }
-            }
+            self.dot(pass, x, output_multiplier(matrix), sums);
         });
         outliers.add_products(isa, matrix, first_row, sums, &mut room.units);
+    }
+
+    /// The sums of a pass, times `multiplier`.
+    fn dot(&self, pass: &Pass, x: &FixedPoint, multiplier: f32, sums: &mut [f32]) {
+        let Int8GemvVnni { order, .. } = self.kernel;
+        let (codes, sums) = (&self.codes, (x.unit * multiplier, sums));
+        let alone = order == Order::Alone && pass.row_bytes() >= LONG_ROW;
+        // SAFETY: the kernel proves that the CPU has the features of the functions.
+        unsafe {
+            match (x.count, alone, pass.has_streams()) {
+                (1, false, false) => dot_pass::<1, ROWS, false>(codes, x, pass, sums),
+                (2, false, false) => dot_pass::<2, ROWS, false>(codes, x, pass, sums),
+                (_, false, false) => dot_pass::<3, ROWS, false>(codes, x, pass, sums),
+                (1, true, _) => dot_pass::<1, 1, false>(codes, x, pass, sums),
+                (2, true, _) => dot_pass::<2, 1, false>(codes, x, pass, sums),
+                (_, true, _) => dot_pass::<3, 1, false>(codes, x, pass, sums),
+                (1, false, true) => dot_pass::<1, ROWS, true>(codes, x, pass, sums),
+                (2, false, true) => dot_pass::<2, ROWS, true>(codes, x, pass, sums),
+                (_, false, true) => dot_pass::<3, ROWS, true>(codes, x, pass, sums),
+            }
+        }
     }
 }
 

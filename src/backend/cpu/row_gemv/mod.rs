@@ -37,9 +37,9 @@ pub(super) enum Order {
     /// Long rows one after the other. Two cores of Zen 5 read codes up to 1.18 times as fast in the order of memory
     /// (benches/results/2026-11-30-epyc-vnni-2-cores/order.md).
     Alone,
-    /// [`ROWS`] together, one of each quarter of the share. Each quarter is a stream of memory that the CPU follows by itself: a core of
-    /// Granite Rapids reads no more than its ten to sixteen misses of the first level allow where it does not, as with
-    /// neighbours (benches/results/2026-11-30-xeon-2-cores).
+    /// [`ROWS`] together, one of each quarter of the share: streams of memory that the CPU follows by itself, as it seems. A core of
+    /// Granite Rapids reads 16 GB/s so, and 10 where it takes neighbours and codes are fetched in the order of memory
+    /// (benches/results/2026-11-30-xeon-2-cores).
     Quarters,
 }
 
@@ -95,15 +95,21 @@ impl<'a> Pass<'a> {
         self.stride - LANES
     }
 
+    /// Whether rows that are summed together are streams of their own.
+    #[inline(always)]
+    pub(super) fn has_streams(&self) -> bool {
+        self.between.in_turn == 1
+    }
+
     /// Begins to fetch scales and biases of rows behind those of the pass, as many as are summed together.
     #[inline(always)]
     pub(super) fn fetch_ahead(&self, part: usize) {
         let (apart, first) = (self.between.together.0, part * self.between.in_turn);
         for (start, bytes) in self.ahead {
             let of_row = |row: usize| start.wrapping_add(row * bytes);
-            match apart {
-                1 => self.fetch.bytes(of_row(first), ROWS * bytes),
-                _ => (0..ROWS).for_each(|row| self.fetch.bytes(of_row(first + row * apart), bytes)),
+            match self.has_streams() {
+                true => (0..ROWS).for_each(|row| self.fetch.bytes(of_row(first + row * apart), bytes)),
+                false => self.fetch.bytes(of_row(first), ROWS * bytes),
             }
         }
     }
