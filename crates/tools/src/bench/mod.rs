@@ -107,6 +107,11 @@ pub fn bench(
         progress(BenchEvent::Bandwidth);
         let rounds = read_bandwidth(options.bandwidth_bytes, BANDWIDTH_ROUNDS);
         report.read_bandwidth = ReadBandwidth::of(&rounds, options.bandwidth_bytes);
+        if rounds.is_empty() && options.bandwidth_bytes > 0 {
+            let bytes = options.bandwidth_bytes;
+            let note = format!("the bandwidth of memory was not measured: there are no {bytes} bytes for it");
+            report.notes.push(note);
+        }
     } else {
         report.notes.push("the bandwidth of memory is measured on the CPU alone".to_owned());
     }

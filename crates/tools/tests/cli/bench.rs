@@ -198,6 +198,15 @@ const KEYS: [&str; 13] = [
 ];
 
 #[test]
+fn memory_that_is_not_there_is_not_measured() {
+    let options = "--cpu -p 0 -d 0 -n 1 -r 1 --bandwidth-buffer 900000GiB".split(' ');
+    let args: Vec<_> = ["bench", TINY].into_iter().chain(options).collect();
+    let text = succeed(&args);
+    let note = "note: the bandwidth of memory was not measured: there are no 966367641600000 bytes for it";
+    assert!(text.contains(note) && !text.contains("\nmemory: "), "{text}");
+}
+
+#[test]
 fn the_json_has_all_that_help_lists() {
     let args =
         [&["bench", TINY, "--json", "-t", "1", "--kv-cache", "f16,8bit", "--activations", "16"], &SMALL[..]];
