@@ -38,7 +38,7 @@ pub(super) enum Order {
     /// (benches/results/2026-11-30-epyc-vnni-2-cores/order.md).
     Alone,
     /// [`ROWS`] together, one of each quarter of the share: streams of memory that the CPU follows by itself, as it seems. A core of
-    /// Granite Rapids reads 16 GB/s so, and 10 where it takes neighbours and codes are fetched in the order of memory
+    /// Granite Rapids reads 15 GB/s so, and 10 where it takes neighbours and codes are fetched in the order of memory
     /// (benches/results/2026-11-30-xeon-2-cores).
     Quarters,
 }
