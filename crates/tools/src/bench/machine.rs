@@ -30,8 +30,8 @@ pub fn read_bandwidth(bytes: usize, rounds: usize) -> Vec<f64> {
     (0..rounds).map(|_| read()).collect()
 }
 
-/// Memory in huge pages, as that of weights is: two cores of Granite Rapids read 29 GB/s of it, and 23 of small pages. None if there is
-/// not so much.
+/// Memory in huge pages, as that of weights is: two cores of Granite Rapids read 30 GB/s of it, and 20 of small pages
+/// (benches/results/2026-11-30-xeon-2-cores/streams.md). None if there is not so much.
 fn mapped(bytes: usize) -> Option<MmapMut> {
     let mapped = MmapOptions::new().len(bytes).map_anon().ok()?;
     // A system without huge pages says so, and has other pages.

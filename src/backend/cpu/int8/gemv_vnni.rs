@@ -35,9 +35,6 @@ use std::ptr;
 /// Bytes of codes from which on a row is long.
 const LONG_ROW: usize = 1024;
 
-/// Bytes of codes from which on a quarter of a share is worth a stream of its own: what is fetched ahead is little of it.
-const LONG_STREAM: usize = 8192;
-
 /// The kernel, and the proof that the CPU has its instructions.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Int8GemvVnni {
@@ -100,7 +97,8 @@ impl PreparedX for Prepared {
         // Rows of x have as many groups.
         let rows_of_pass = row_gemv::rows_of_pass(matrix);
         let mut room = Room::new(matrix, &self.scaling(first), rows_of_pass);
-        let apart = self.rows_of_quarter(matrix, out.len() / m, rows_of_pass);
+        let row_bytes = matrix.k * matrix.format.bits() / 8;
+        let apart = self.kernel.order.rows_of_quarter(out.len() / m, row_bytes, rows_of_pass);
         let (quarters, rest) = out.split_at_mut(ROWS * apart * m);
         self.quarters(matrix, (first_row, apart), (&mut room, rows_of_pass / ROWS), quarters);
         let first_row = first_row + ROWS * apart;
@@ -119,19 +117,6 @@ impl PreparedX for Prepared {
 impl Prepared {
     fn scaling<'a>(&self, x: &'a FixedPoint) -> Scaling<'a> {
         Scaling::by_groups(&x.groups, self.codes.center as f32 * self.codes.unit)
-    }
-
-    /// How many rows of each quarter of a share are multiplied beside those of the others: whole passes; none where rows are not read
-    /// so, or quarters are short.
-    fn rows_of_quarter(&self, matrix: &PackedMatrix, share: usize, rows_of_pass: usize) -> usize {
-        let len = rows_of_pass / ROWS;
-        let apart = share / ROWS / len * len;
-        let bytes = apart * matrix.k * matrix.format.bits() / 8;
-        if self.kernel.order == Order::Quarters && bytes >= LONG_STREAM {
-            apart
-        } else {
-            0
-        }
     }
 
     /// The products of [`ROWS`] times `apart` rows, one of each quarter of them together, `[rows, m]`; so many of each in a pass.

@@ -122,7 +122,8 @@ pub(in crate::backend::cpu) fn is_of_intel() -> bool {
     })
 }
 
-/// Whether the CPU is one of AMD with a first-level cache of 48 KiB or more for data (Zen 5); Intel's have not been measured.
+/// Whether the CPU is one of AMD with a first-level cache of 48 KiB or more for data (Zen 5); on one of Intel,
+/// fetching to it alone halves what a core reads (benches/results/2026-11-30-xeon-2-cores/streams.md).
 #[cfg(target_arch = "x86_64")]
 pub(in crate::backend::cpu) fn has_large_first_cache() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};

@@ -39,7 +39,7 @@ pub(super) enum Order {
     Alone,
     /// [`ROWS`] together, one of each quarter of the share: streams of memory that the CPU follows by itself, as it seems. A core of
     /// Granite Rapids reads 15 GB/s so, and 10 where it takes neighbours and codes are fetched in the order of memory
-    /// (benches/results/2026-11-30-xeon-2-cores).
+    /// (benches/results/2026-11-30-xeon-2-cores/streams.md).
     Quarters,
 }
 
@@ -56,7 +56,21 @@ impl Order {
             _ => Self::Neighbours,
         }
     }
+
+    /// How many rows of each quarter of a share are multiplied beside those of the others: whole passes of so many rows; none where
+    /// quarters are short, or rows are not taken so.
+    pub(super) fn rows_of_quarter(self, share: usize, row_bytes: usize, rows_of_pass: usize) -> usize {
+        let len = (rows_of_pass / ROWS).max(1);
+        let rows = share / ROWS / len * len;
+        match self {
+            Self::Quarters if rows * row_bytes >= LONG_STREAM => rows,
+            _ => 0,
+        }
+    }
 }
+
+/// Bytes of codes from which on a quarter of a share is worth a stream of its own: what is fetched ahead is little of it.
+const LONG_STREAM: usize = 8192;
 
 /// Some rows of a weight, with scales and biases as [`scale_rows`] prepares them.
 pub(super) struct Pass<'a> {
@@ -71,10 +85,12 @@ pub(super) struct Pass<'a> {
     pub(super) fetch: Fetch,
 }
 
-/// How many rows lie between what is summed together, and what is after that: of the weight, and of those that are prepared.
+/// How far apart the rows of a pass are, in rows.
 #[derive(Clone, Copy)]
 struct Between {
+    /// Those that are summed together: in the weight, and among those that are prepared.
     together: (usize, usize),
+    /// The first of those, and of the next that are, in both.
     in_turn: usize,
 }
 
@@ -309,5 +325,22 @@ pub(super) unsafe fn load(block: *const u8, start: usize, len: usize, rest: usiz
             64 => _mm512_loadu_si512(block.add(start).cast()),
             _ => _mm512_maskz_loadu_epi8(u64::MAX >> (64 - present), block.add(start).cast()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quarters_are_whole_passes_and_long() {
+        let rows = |share, row_bytes, rows_of_pass| {
+            Order::ALL.map(|order| order.rows_of_quarter(share, row_bytes, rows_of_pass))
+        };
+        assert_eq!(rows(768, 1024, 16), [0, 0, 192]);
+        // 9 rows of each are three passes of 3, or two of 4 and one that is left.
+        assert_eq!(rows(37, 4224, 12), [0, 0, 9]);
+        assert_eq!(rows(37, 4224, 16), [0, 0, 8]);
+        assert_eq!([rows(32, 1024, 16), rows(31, 1024, 16), rows(3, 9000, 4)], [[0, 0, 8], [0; 3], [0; 3]]);
     }
 }
