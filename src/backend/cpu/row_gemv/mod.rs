@@ -64,7 +64,7 @@ impl Order {
         let rows = share / ROWS / len * len;
         match self {
             Self::Quarters if rows * row_bytes >= LONG_STREAM => rows,
-            _ => 0,
+            Self::Neighbours | Self::Alone | Self::Quarters => 0,
         }
     }
 }
