@@ -27,11 +27,13 @@
 //! | | more, to 31 | int8 VNNI | int8 VNNI | int8 VNNI | f32 GEMV | f32 GEMV |
 //! | | 32 and more | int8 VNNI | int8 VNNI | int8 VNNI | f32 tiles | f32 tiles |
 //! | `avx512amx` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | FP8 GEMV | f32 GEMV |
-//! | | 2 to 31 | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
+//! | ·, one or two | 2 | int8 GEMV | int8 GEMV | int8 GEMV | bf16 AMX | f32 GEMV |
+//! | · | 2, 3 to 16 | int8 AMX, few | int8 AMX, few | bf16 AMX | bf16 AMX | f32 GEMV |
+//! | | more, to 31 | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
 //! | | 32 and more | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
 //! Digits are those of activations in integer kernels ([`Digits`]). GGML's K and IQ types are columns of affine formats; those with
-//! groups of 16 without AMX. IQ4 types have no integer kernel on AVX2, codes of eight bits none for 32 rows and
+//! groups of 16 without AMX. Codes of one and two bits have no kernel for few rows on AMX, and take that for more. IQ4 types have no integer kernel on AVX2, codes of eight bits none for 32 rows and
 //! more. FP8 with float scales is MXFP8's, without AMX, too.
 //!
 //! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
@@ -55,7 +57,7 @@ use super::int8::gemm::Int8Gemm;
 #[cfg(target_arch = "aarch64")]
 use super::int8::gemv_neon::Int8GemvNeon;
 #[cfg(target_arch = "x86_64")]
-use super::int8::{gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni};
+use super::int8::{few_amx::Int8FewAmx, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni};
 #[cfg(target_arch = "aarch64")]
 use super::isa::neon::{NeonDotprod, NeonI8mm};
 use super::isa::InstructionSet;
@@ -103,7 +105,9 @@ pub(super) enum Algorithm {
     /// E4M3 elements in f32, in fewer AVX-512 instructions.
     #[cfg(target_arch = "x86_64")]
     Fp8Gemv(Fp8Gemv),
-    /// Integer codes times fixed-point activations, on AMX.
+    /// Integer codes times fixed-point activations, on AMX: a few rows of x, and more.
+    #[cfg(target_arch = "x86_64")]
+    Int8FewAmx(Int8FewAmx),
     #[cfg(target_arch = "x86_64")]
     Int8Amx(Int8Gemm<Amx>),
     /// bf16 weights times activations split into three bf16, on AMX.
@@ -149,6 +153,8 @@ impl Algorithm {
             #[cfg(target_arch = "x86_64")]
             Self::Fp8Gemv(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
+            Self::Int8FewAmx(kernel) => Runner::Rows(kernel),
+            #[cfg(target_arch = "x86_64")]
             Self::Int8Amx(kernel) => Runner::Whole(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Bf16Amx(kernel) => Runner::Whole(kernel),
@@ -176,6 +182,10 @@ enum RowsOfX {
 
 /// The largest M of the f32 GEMV.
 pub(super) const MAX_FEW: usize = 31;
+
+/// The largest M with which weights are rows of matrix tiles, as they lie in memory: with more, panels of them take less time.
+#[cfg(target_arch = "x86_64")]
+const FEW_OF_AMX: usize = 16;
 
 impl RowsOfX {
     fn of(m: usize) -> Self {
@@ -253,7 +263,20 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
                 Algorithm::Int8GemvVnni(Int8GemvVnni::new(isa.vnni)),
                 Algorithm::Fp8Gemv(Fp8Gemv::new(isa.vnni.avx512)),
             ],
-            RowsOfX::Few | RowsOfX::Many => {
+            RowsOfX::Few => match (digits.count, m) {
+                // Vectors take no longer for two rows, of which all is prepared sooner.
+                (1 | 2, ..=2) => &[
+                    Algorithm::Int8GemvVnni(Int8GemvVnni::new(isa.vnni)),
+                    Algorithm::Bf16Amx(Bf16Amx::new(*isa)),
+                ],
+                (_, ..=FEW_OF_AMX) => &[
+                    Algorithm::Int8FewAmx(Int8FewAmx::new(*isa)),
+                    Algorithm::Bf16Amx(Bf16Amx::new(*isa)),
+                    Algorithm::Int8Amx(Int8Gemm::new(*isa)),
+                ],
+                _ => &[Algorithm::Bf16Amx(Bf16Amx::new(*isa)), Algorithm::Int8Amx(Int8Gemm::new(*isa))],
+            },
+            RowsOfX::Many => {
                 &[Algorithm::Bf16Amx(Bf16Amx::new(*isa)), Algorithm::Int8Amx(Int8Gemm::new(*isa))]
             }
         },
@@ -408,10 +431,12 @@ pub(super) fn prepare<'a>(
     x: &[f32],
     digits: Digits,
 ) -> Prepared<'a> {
-    let fast = match choose(&isa.without_tiles(), x.len() / k.max(1), format, digits).runner() {
-        Runner::Rows(kernel) => kernel.prepare(format, k, x, digits).ok(),
-        Runner::F32Gemv | Runner::F32Tiles | Runner::Whole(_) => None,
-    };
+    let fast = [*isa, isa.without_tiles()].into_iter().find_map(|isa| {
+        match choose(&isa, x.len() / k.max(1), format, digits).runner() {
+            Runner::Rows(kernel) => kernel.prepare(format, k, x, digits).ok(),
+            Runner::F32Gemv | Runner::F32Tiles | Runner::Whole(_) => None,
+        }
+    });
     let x = fast.unwrap_or_else(|| f32::gemv::prepare(f32::kernels(isa), k, x, Threads::This));
     Prepared { format, k, x }
 }

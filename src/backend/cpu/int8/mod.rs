@@ -7,6 +7,7 @@
 //! * [`gemv_vnni`] and [`gemv_avx2`] multiply one row of x, with vectors; outliers meet [columns](outliers), or with AVX-512
 //!   [windows](outlier_windows) of rows.
 //! * `gemv_neon` does on ARM CPUs with dot products of bytes, for one row and a few.
+//! * [`few_amx`] multiplies a few rows with tiles of weights.
 //! * [`gemm`] multiplies more rows with panels of unpacked weights: [`gemm_vnni`], [`gemm_avx2`] and `gemm_neon` with vectors,
 //!   [`gemm_amx`] with tiles.
 
@@ -22,6 +23,8 @@ mod units;
 mod weight_panels;
 mod x_tiles;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod few_amx;
 #[cfg(target_arch = "x86_64")]
 mod fixed_point;
 #[cfg(target_arch = "x86_64")]

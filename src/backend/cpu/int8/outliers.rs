@@ -146,6 +146,12 @@ impl OfRow<'_> {
 pub(super) struct Outliers(Vec<Outlier>);
 
 impl Outliers {
+    /// All of them.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(super) fn all(&self) -> &[Outlier] {
+        &self.0
+    }
+
     /// Those of some columns.
     pub(super) fn in_columns(&self, columns: Range<usize>) -> &[Outlier] {
         let start = self.0.partition_point(|outlier| outlier.column() < columns.start);

@@ -66,7 +66,7 @@ impl Columns<'_> {
             let code = (codes[lane] >> (8 * byte)) as u8;
             let code = match self.layout {
                 Layout::Words => i32::from(code),
-                Layout::Rows(_) => i32::from(code as i8) + center,
+                Layout::Rows(_) | Layout::Columns => i32::from(code as i8) + center,
             };
             weights[lane] = match zero_point {
                 ZeroPoint::None => (code - center) as f32 * scales[lane],

@@ -5,6 +5,7 @@
 use super::super::group_params::{GroupParams, ROWS_PER_PASS};
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
+use super::super::row_gemv::scales::{with_stored, Stored, WithStored};
 use super::super::row_gemv::{load, LANES};
 use super::codes::IntegerCodes;
 use super::gemm::{Chunk, Sums};
@@ -15,7 +16,8 @@ use super::tables::{with_codes, AFFINE};
 use super::units::unit_of_limbs;
 use super::unpack::unpack;
 use super::weight_panels::{rows_of_panel, transposed_packed, Panel, PanelParams, Panels, DEPTH};
-use super::x_tiles::{Layout, Tile, LARGEST_GROUP};
+use super::x_tiles::{Layout, Tile, COLUMNS, LARGEST_GROUP};
+use crate::format::{Scale, ZeroPoint};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -35,40 +37,31 @@ impl Panels for Avx512Vnni {
         (first_row, rows): (usize, usize),
         of_rows: &mut GroupParams,
     ) {
-        of_rows.load(matrix, first_row, rows);
-        let unit = _mm512_set1_ps(codes.unit);
-        let center = _mm512_set1_ps(codes.center as f32);
-        for first in (0..params.scales.len()).step_by(LANES) {
-            let mut rows = [[_mm512_setzero_si512(); 16]; 2];
-            for row in 0..ROWS_PER_PASS {
-                let (scales, biases) = of_rows.row(row);
-                for (rows, values) in rows.iter_mut().zip([scales, biases]) {
-                    if let Some(sixteen) =
-                        values.get(first..).and_then(|values| values.first_chunk::<LANES>())
-                    {
-                        // SAFETY: a chunk has the sixteen numbers of a vector.
-                        rows[row] = unsafe { _mm512_loadu_si512(sixteen.as_ptr().cast()) };
+        // Bytes by themselves, which few formats have, are not read sixteen at a time.
+        if matches!(matrix.format.scale(), Scale::E8m0 | Scale::E4m3) {
+            of_rows.load(matrix, first_row, rows);
+            for first in (0..params.scales.len()).step_by(LANES) {
+                let mut values = [[_mm512_setzero_ps(); 16]; 2];
+                for row in 0..ROWS_PER_PASS {
+                    let (scales, biases) = of_rows.row(row);
+                    for (values, of_row) in values.iter_mut().zip([scales, biases]) {
+                        let sixteen = of_row.get(first..).and_then(|values| values.first_chunk::<LANES>());
+                        if let Some(sixteen) = sixteen {
+                            // SAFETY: a chunk has the sixteen numbers of a vector.
+                            values[row] = unsafe { _mm512_loadu_ps(sixteen.as_ptr()) };
+                        }
                     }
                 }
+                let [scales, biases] = values;
+                put_groups(params, codes, first, scales, biases);
             }
-            let [scales, biases] = [transposed(rows[0]), transposed(rows[1])];
-            for (index, (scales, biases)) in scales.into_iter().zip(biases).enumerate() {
-                let scales = _mm512_mul_ps(_mm512_castsi512_ps(scales), unit);
-                let biases = _mm512_castsi512_ps(biases);
-                // SAFETY: an array has the sixteen numbers of a vector.
-                unsafe {
-                    if let Some(to) = params.scales.get_mut(first + index) {
-                        _mm512_storeu_ps(to.as_mut_ptr(), scales);
-                    }
-                    if let Some(to) = params.stored_biases.get_mut(first + index) {
-                        _mm512_storeu_ps(to.as_mut_ptr(), biases);
-                    }
-                    if let Some(to) = params.biases.get_mut(first + index) {
-                        _mm512_storeu_ps(to.as_mut_ptr(), _mm512_fmadd_ps(scales, center, biases));
-                    }
-                }
-            }
+            return;
         }
+        let mut units = std::mem::take(&mut params.units);
+        let what = Transpose { matrix, codes, rows, params };
+        // SAFETY: the features are enabled.
+        with_stored(matrix, (first_row, rows), &mut units, what);
+        params.units = units;
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni,f16c")]
@@ -83,7 +76,7 @@ impl Panels for Avx512Vnni {
         unsafe {
             with_codes!(of.kind, unpack_rows(matrix, rows, first, panel));
         }
-        if matches!(layout, Layout::Rows(_)) {
+        if layout != Layout::Words {
             let center = _mm512_set1_epi8(of.center as i8);
             for codes in panel {
                 // SAFETY: the array has the bytes of a vector.
@@ -152,22 +145,15 @@ impl Panels for Avx512Vnni {
                 };
                 let words = &words[..(x.len() / 4 - 16 * half).min(16)];
                 let first = first_word + 16 * half;
-                match layout {
-                    Layout::Words => {
-                        let mut at = (first * tile.size + row) * DIGITS + digit;
-                        for word in words {
-                            if let Some(to) = tile.words.get_mut(at) {
-                                *to = *word;
-                            }
-                            at += tile.size * DIGITS;
-                        }
-                    }
-                    Layout::Rows(vectors) => {
-                        let (block, within) = (first / vectors, first % vectors);
-                        let at = ((block * DIGITS + digit) * tile.size + row) * vectors + within;
-                        if let Some(to) = tile.words.get_mut(at..at + words.len()) {
-                            to.copy_from_slice(words);
-                        }
+                let at = layout.place(first, (row, tile.size), (digit, DIGITS));
+                let apart = match layout {
+                    Layout::Words => tile.size * DIGITS,
+                    Layout::Rows(_) => 1,
+                    Layout::Columns => COLUMNS,
+                };
+                for index in 0..words.len() {
+                    if let Some(to) = tile.words.get_mut(at + index * apart) {
+                        *to = words[index];
                     }
                 }
             }
@@ -180,6 +166,78 @@ impl Panels for Avx512Vnni {
         }
         if let Some(to) = tile.sums.get_mut(group * tile.size + row) {
             *to = _mm512_reduce_add_ps(sum);
+        }
+    }
+}
+
+/// Scales and biases of up to sixteen rows, as they are stored, become those of a panel.
+struct Transpose<'a> {
+    matrix: &'a PackedMatrix<'a>,
+    codes: &'a IntegerCodes,
+    rows: usize,
+    params: &'a mut PanelParams,
+}
+
+impl WithStored for Transpose<'_> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn call<S: Stored, B: Stored>(self, scales: S, biases: B) {
+        let Self { matrix, codes, rows, params } = self;
+        let groups = matrix.groups_per_row();
+        assert!(scales.count() == rows * groups && (!B::ANY || biases.count() == rows * groups));
+        let midpoint = match matrix.format.zero_point() {
+            ZeroPoint::Midpoint => _mm512_set1_ps(-matrix.format.midpoint()),
+            ZeroPoint::Bias | ZeroPoint::None => _mm512_setzero_ps(),
+        };
+        for first in (0..groups).step_by(LANES) {
+            let mask = u16::MAX >> (LANES - (groups - first).min(LANES));
+            let (mut of_scales, mut of_biases) = ([_mm512_setzero_ps(); 16], [_mm512_setzero_ps(); 16]);
+            for row in 0..rows.min(LANES) {
+                // SAFETY: the assertion: each row has the groups in the mask.
+                unsafe {
+                    of_scales[row] = scales.load(mask, row * groups + first);
+                    of_biases[row] = match B::ANY {
+                        true => biases.load(mask, row * groups + first),
+                        false => _mm512_mul_ps(midpoint, of_scales[row]),
+                    };
+                }
+            }
+            put_groups(params, codes, first, of_scales, of_biases);
+        }
+    }
+}
+
+/// Scales and biases of sixteen groups from `first` on, of sixteen rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn put_groups(
+    params: &mut PanelParams,
+    codes: &IntegerCodes,
+    first: usize,
+    scales: [__m512; 16],
+    biases: [__m512; 16],
+) {
+    let unit = _mm512_set1_ps(codes.unit);
+    let center = _mm512_set1_ps(codes.center as f32);
+    let mut of_rows = [[_mm512_setzero_si512(); 16]; 2];
+    for row in 0..16 {
+        of_rows[0][row] = _mm512_castps_si512(scales[row]);
+        of_rows[1][row] = _mm512_castps_si512(biases[row]);
+    }
+    let [scales, biases] = [transposed(of_rows[0]), transposed(of_rows[1])];
+    for index in 0..16 {
+        let scales = _mm512_mul_ps(_mm512_castsi512_ps(scales[index]), unit);
+        let biases = _mm512_castsi512_ps(biases[index]);
+        // SAFETY: an array has the sixteen numbers of a vector.
+        unsafe {
+            if let Some(to) = params.scales.get_mut(first + index) {
+                _mm512_storeu_ps(to.as_mut_ptr(), scales);
+            }
+            if let Some(to) = params.stored_biases.get_mut(first + index) {
+                _mm512_storeu_ps(to.as_mut_ptr(), biases);
+            }
+            if let Some(to) = params.biases.get_mut(first + index) {
+                _mm512_storeu_ps(to.as_mut_ptr(), _mm512_fmadd_ps(scales, center, biases));
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use super::magnitudes::Magnitudes;
 use super::outliers::Outlier;
 use super::panel_columns::Columns;
 use super::x_tiles::{Layout, Tile};
+use crate::format::SUPER_BLOCK;
 use std::ops::Range;
 
 /// Rows of a panel, one to a lane.
@@ -55,13 +56,22 @@ pub(in super::super) struct PanelParams {
     pub(super) biases: Vec<[f32; LANES]>,
     /// Of codes as they are.
     pub(super) stored_biases: Vec<[f32; LANES]>,
+    /// Room for what those of super-blocks count, twice.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(super) units: Vec<f32>,
 }
 
 impl PanelParams {
     pub(super) fn new(matrix: &PackedMatrix, has_biases: bool) -> Self {
         let groups = matrix.groups_per_row();
         let zeros = |any: bool| vec![[0.; LANES]; if any { groups } else { 0 }];
-        Self { scales: zeros(true), biases: zeros(has_biases), stored_biases: zeros(has_biases) }
+        let blocks = matrix.super_blocks.map_or(0, |_| matrix.k / SUPER_BLOCK);
+        Self {
+            scales: zeros(true),
+            biases: zeros(has_biases),
+            stored_biases: zeros(has_biases),
+            units: vec![0.; 2 * LANES * blocks],
+        }
     }
 
     /// Takes over scales and biases of sixteen rows. Inlined with the instructions that the caller may use.

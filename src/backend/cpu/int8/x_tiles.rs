@@ -20,14 +20,54 @@ pub(in super::super) enum Layout {
     Words,
     /// `[block][digit][row][vector of the block]`, for codes less their center: blocks of so many vectors are rows of matrix tiles.
     Rows(usize),
+    /// `[chunk][matrix tile][vector of the chunk][column of the tile]`, for codes less their center: chunks of [`CHUNK`] elements are
+    /// the rows of matrix tiles, whose columns are [digits of rows of x](Tile::column).
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    Columns,
 }
+
+/// Elements that four bytes of each of sixteen vectors have.
+pub(super) const CHUNK: usize = 64;
+
+/// Columns of a matrix tile, and vectors of a chunk.
+pub(super) const COLUMNS: usize = 16;
 
 impl Layout {
     /// Vectors of a panel that lie interleaved, lane by lane: the two that a row of the smallest matrix tiles has.
     pub(super) fn interleaved(self) -> usize {
         match self {
             Self::Rows(2) => 2,
-            Self::Words | Self::Rows(_) => 1,
+            Self::Words | Self::Rows(_) | Self::Columns => 1,
+        }
+    }
+
+    /// Where the word of a digit of a row, for a vector, is among those of a tile of so many rows and digits.
+    #[inline(always)]
+    pub(super) fn place(
+        self,
+        vector: usize,
+        (row, rows): (usize, usize),
+        (digit, digits): (usize, usize),
+    ) -> usize {
+        match self {
+            Self::Words => (vector * rows + row) * digits + digit,
+            Self::Rows(vectors) => {
+                ((vector / vectors * digits + digit) * rows + row) * vectors + vector % vectors
+            }
+            Self::Columns => {
+                let column = digit * rows + row;
+                let tile = vector / COLUMNS * (digits * rows).div_ceil(COLUMNS) + column / COLUMNS;
+                (tile * COLUMNS + vector % COLUMNS) * COLUMNS + column % COLUMNS
+            }
+        }
+    }
+
+    /// Words of a tile of so many rows and digits, for `vectors` vectors.
+    fn words(self, vectors: usize, rows: usize, digits: usize) -> usize {
+        match self {
+            Self::Words => vectors * rows * digits,
+            Self::Rows(of_block) => vectors.next_multiple_of(of_block) * rows * digits,
+            Self::Columns => vectors.next_multiple_of(COLUMNS) * (digits * rows).next_multiple_of(COLUMNS),
         }
     }
 }
@@ -49,8 +89,8 @@ pub(in super::super) struct Tile {
     pub(super) size: usize,
     /// See [`Layout`]; the highest digit first.
     pub(super) words: Aligned<i32>,
-    /// `[group][row][digit]`: `-center *` the sum of the digits. Sums of products begin with them; none in [`Layout::Rows`],
-    /// whose codes are less their center.
+    /// `[group][row][digit]`: `-center *` the sum of the digits. Sums of products begin with them; none but in [`Layout::Words`],
+    /// since other codes are less their center.
     pub(super) offsets: Aligned<i32>,
     /// `[group][row]`: numbers are multiples of it.
     pub(super) units: Aligned<f32>,
@@ -60,6 +100,9 @@ pub(in super::super) struct Tile {
 
 /// Numbers of the largest group.
 pub(super) const LARGEST_GROUP: usize = 128;
+
+/// A tile's first row of x, its rows, and how many are multiplied.
+type Extent = (usize, usize, usize);
 
 impl XTiles {
     /// # Errors
@@ -71,38 +114,54 @@ impl XTiles {
         digits: Digits,
         threads: Threads,
     ) -> Result<Self, NotRepresentable> {
-        let (group_size, layout) = (format.group_size(), M::LAYOUT);
-        let found = Found::new(
-            multiplier.panels().magnitudes(),
-            (x, k),
-            group_size,
-            (digits, most_by_columns(k)),
-            threads,
-        )?;
-        let (m, digits) = (x.len() / k, digits.count);
-        let largest = M::LARGEST_TILE.get(digits - 1).copied().unwrap_or(1);
+        let m = x.len() / k;
+        let largest = M::LARGEST_TILE.get(digits.count - 1).copied().unwrap_or(1);
         let largest = if M::ALL_OF_ONE_SIZE { m.min(largest) } else { largest };
-        let tile = |first: usize| {
+        let extent = |first: usize| {
             let rows = (m - first).min(largest);
-            let groups = k / group_size;
             let smaller = M::SMALLER_TILES.iter().copied().find(|size| *size >= rows);
-            let size = smaller.unwrap_or(largest);
-            let (words, offsets) = match layout {
-                Layout::Words => (k / 4, groups),
-                Layout::Rows(vectors) => ((k / 4).next_multiple_of(vectors), 0),
-            };
+            (first, rows, smaller.unwrap_or(largest))
+        };
+        let extents = (0..m).step_by(largest).map(extent).collect();
+        let order = std::array::from_fn(|byte| element(format.bits(), byte / 4, byte % 4) as u8);
+        Self::of(
+            multiplier.panels(),
+            (codes, format),
+            (x, k),
+            (digits, threads),
+            (M::LAYOUT, &order, extents),
+        )
+    }
+
+    /// Tiles of these extents. `order` has the element of each byte of sixteen vectors.
+    ///
+    /// # Errors
+    /// See [`Self::new`].
+    pub(super) fn of<P: Panels>(
+        panels: P,
+        (codes, format): (&IntegerCodes, QuantFormat),
+        (x, k): (&[f32], usize),
+        (digits, threads): (Digits, Threads),
+        (layout, order, extents): (Layout, &[u8; 64], Vec<Extent>),
+    ) -> Result<Self, NotRepresentable> {
+        let group_size = format.group_size();
+        let most = (digits, most_by_columns(k));
+        let found = Found::new(panels.magnitudes(), (x, k), group_size, most, threads)?;
+        let digits = digits.count;
+        let tile = |(first, rows, size): Extent| {
+            let groups = k / group_size;
+            let offsets = if layout == Layout::Words { groups } else { 0 };
             Tile {
                 first,
                 rows,
                 size,
-                words: Aligned::new(words * size * digits),
+                words: Aligned::new(layout.words(k / 4, size, digits)),
                 offsets: Aligned::new(offsets * size * digits),
                 units: Aligned::new(groups * size),
                 sums: Aligned::new(groups * size),
             }
         };
-        let mut tiles: Vec<Tile> = (0..m).step_by(largest).map(tile).collect();
-        let order: [u8; 64] = std::array::from_fn(|byte| element(format.bits(), byte / 4, byte % 4) as u8);
+        let mut tiles: Vec<Tile> = extents.into_iter().map(tile).collect();
         let fill = |_: usize, tile: &mut Tile| {
             let rows = x.chunks_exact(k).skip(tile.first).take(tile.rows);
             for (row, x) in rows.enumerate() {
@@ -115,13 +174,13 @@ impl XTiles {
                         outliers.take_out(group * group_size, rest);
                         x = rest;
                     }
-                    let (at, order) = ((group, row), (&order, layout));
-                    // SAFETY: `multiplier` proves that the CPU has the features of the functions.
+                    let (at, order) = ((group, row), (order, layout));
+                    // SAFETY: `panels` proves that the CPU has the features of the functions.
                     unsafe {
                         match digits {
-                            1 => M::Panels::fill::<1>(tile, at, x, codes.center, order),
-                            2 => M::Panels::fill::<2>(tile, at, x, codes.center, order),
-                            _ => M::Panels::fill::<3>(tile, at, x, codes.center, order),
+                            1 => P::fill::<1>(tile, at, x, codes.center, order),
+                            2 => P::fill::<2>(tile, at, x, codes.center, order),
+                            _ => P::fill::<3>(tile, at, x, codes.center, order),
                         }
                     }
                 }
@@ -131,11 +190,17 @@ impl XTiles {
             Threads::All => tasks::for_each(&mut tiles, fill),
             Threads::This => tiles.iter_mut().for_each(|tile| fill(0, tile)),
         }
-        Ok(Self { digits, m, tiles, outliers: found.by_columns() })
+        Ok(Self { digits, m: x.len() / k, tiles, outliers: found.by_columns() })
     }
 }
 
 impl Tile {
+    /// The column of a digit of a row, where [they are columns](Layout::Columns): the highest digits of all rows come first.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(super) fn column(&self, row: usize, digit: usize) -> usize {
+        digit * self.size + row
+    }
+
     /// Fills in a group of a row: its numbers as multiples of a unit, and their sum. `order` has the element of each byte of sixteen
     /// words. Inlined with the instructions that the caller may use.
     #[inline(always)]
@@ -162,13 +227,7 @@ impl Tile {
                 let natural = &bytes[word / 16 * 64..][..64];
                 let order = &order[4 * (word % 16)..][..4];
                 let bytes = std::array::from_fn(|byte| natural[usize::from(order[byte] % 64)]);
-                let vector = group * words + word;
-                let at = match layout {
-                    Layout::Words => (vector * size + row) * DIGITS + digit,
-                    Layout::Rows(vectors) => {
-                        ((vector / vectors * DIGITS + digit) * size + row) * vectors + vector % vectors
-                    }
-                };
+                let at = layout.place(group * words + word, (row, size), (digit, DIGITS));
                 if let Some(to) = self.words.get_mut(at) {
                     *to = i32::from_le_bytes(bytes);
                 }

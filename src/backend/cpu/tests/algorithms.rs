@@ -9,7 +9,7 @@ use super::super::{
     bf16::gemm_amx::Bf16Amx,
     f32::fp8_gemv::Fp8Gemv,
     fast_kernel::RowKernel,
-    int8::{gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni},
+    int8::{few_amx::Int8FewAmx, gemm::Int8Gemm, gemv_avx2::Int8GemvAvx2, gemv_vnni::Int8GemvVnni},
 };
 use super::*;
 use crate::format::{Bits, Element, Scale, ZeroPoint};
@@ -45,9 +45,11 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
             Algorithm::Int8Many(Int8Gemm::new(*isa)),
         ],
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512Amx(isa) => {
-            vec![Algorithm::Int8Amx(Int8Gemm::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
-        }
+        InstructionSet::Avx512Amx(isa) => vec![
+            Algorithm::Int8FewAmx(Int8FewAmx::new(*isa)),
+            Algorithm::Int8Amx(Int8Gemm::new(*isa)),
+            Algorithm::Bf16Amx(Bf16Amx::new(*isa)),
+        ],
     };
     in_f32.into_iter().chain(fast).collect()
 }
@@ -78,6 +80,8 @@ fn name(algorithm: Algorithm) -> &'static str {
         Algorithm::Int8ManyAvx2(_) => "int8 AVX2, many",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Fp8Gemv(_) => "FP8 GEMV",
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Int8FewAmx(_) => "int8 AMX, few",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8Amx(_) => "int8 AMX",
         #[cfg(target_arch = "x86_64")]
@@ -174,6 +178,7 @@ fn the_table_is_the_documented_one() {
                     }
                     _ => (in_f32, in_f32),
                 };
+                let is_few_on_amx = one == "int8 GEMV" && format.group_size() > 16 && format.bits() > 2;
                 let has_room_in_avx2 = format.element() != Element::Iq4Nl;
                 let want = match (isa.name(), m) {
                     ("avx2", 1) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
@@ -181,6 +186,7 @@ fn the_table_is_the_documented_one() {
                     ("neoni8mm", 9..32) if one == "int8 GEMV" => "int8 I8MM, few",
                     ("neoni8mm", 32..) if one == "int8 GEMV" => "int8 I8MM, many",
                     ("avx512vnni" | "avx512amx", 1) => one,
+                    ("avx512amx", 2..17) if is_few_on_amx => "int8 AMX, few",
                     ("avx512amx", _) => more,
                     ("avx512vnni", 9..32) if one == "int8 GEMV" => "int8 VNNI, few",
                     ("avx512vnni", 32..) if one == "int8 GEMV" => "int8 VNNI, many",
@@ -198,7 +204,7 @@ fn the_table_is_the_documented_one() {
                     ("neondotprod", 32..) if one == "int8 GEMV" => "int8 dot, many",
                     ("neoni8mm", 5..32) if one == "int8 GEMV" => "int8 I8MM, few",
                     ("avx2", 2..5) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
-                    ("avx512vnni", 2..5) if one == "int8 GEMV" => one,
+                    ("avx512vnni", 2..5) | ("avx512amx", 2) if one == "int8 GEMV" => one,
                     ("avx512vnni", 5..32) if one == "int8 GEMV" => "int8 VNNI, few",
                     _ => want,
                 };
@@ -261,7 +267,7 @@ fn what_a_fast_kernel_cannot_represent_is_multiplied_in_f32() {
     }
 }
 
-/// x prepared once, weights in parts: the bits of the whole matmul without tiles, wherever parts begin and end.
+/// x prepared once, weights in parts: the bits of the whole matmul, without tiles that take whole outputs, wherever parts begin and end.
 #[test]
 fn parts_of_several_weights_share_a_prepared_x() {
     for isa in isa::tested() {
@@ -275,8 +281,12 @@ fn parts_of_several_weights_share_a_prepared_x() {
                 }
                 let prepared = prepare(isa, format, 640, &x, Digits::EXACT);
                 assert_eq!(prepared.m(), m);
+                let of_whole = match name(choose(isa, m, format, Digits::EXACT)) {
+                    "int8 AMX, few" => *isa,
+                    _ => isa.without_tiles(),
+                };
                 for weight in &weights {
-                    let whole: Vec<f32> = matmul_with(&isa.without_tiles(), &weight.view(), &x, None);
+                    let whole: Vec<f32> = matmul_with(&of_whole, &weight.view(), &x, None);
                     for part in [1, 5, 16, weight.n] {
                         let mut got = vec![0f32; weight.n * m];
                         for (index, out) in got.chunks_mut(part * m).enumerate() {

@@ -54,13 +54,13 @@ fn all(len: usize) -> Vec<usize> {
     (0..len).collect()
 }
 
-/// The error relative to the spread of the logits.
+/// The error relative to the spread of the logits. Linear attention brings products in f32, whose own are below 2e-7, to 2.3e-5.
 fn check(found: &[f32], expected: &[Vec<f64>], what: &str) {
     let expected: Vec<f64> = expected.iter().flatten().copied().collect();
     assert_eq!(found.len(), expected.len(), "{what}");
     let spread = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
     let worst = found.iter().zip(&expected).map(|(x, y)| (f64::from(*x) - y).abs()).fold(0., f64::max);
-    assert!(worst <= 1e-5 * spread, "{what}: {worst:e} of {spread}");
+    assert!(worst <= 4e-5 * spread, "{what}: {worst:e} of {spread}");
 }
 
 #[test]
