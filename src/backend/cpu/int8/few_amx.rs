@@ -2,7 +2,7 @@
 //! and digits of rows of x the columns of another.
 //!
 //! Nothing is transposed, as panels are, and whatever has up to sixteen columns costs the same: five rows of x in three digits, or
-//! sixteen in one. While a *strip* of the weight is multiplied, the next one is unpacked, row by row, and the one behind that
+//! sixteen in one. While a *strip* of the weight is multiplied, the next one is unpacked, row by row, and the third one behind it
 //! fetched. Sums of a group are scaled while the next one is multiplied.
 
 #![allow(clippy::needless_range_loop)] // Iterators are calls in functions that have more instructions than theirs.
@@ -121,6 +121,9 @@ impl PreparedX for Prepared {
     }
 
     fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
+        if out.is_empty() {
+            return;
+        }
         // SAFETY: `isa` proves that the CPU has the features; codes have the width and the kind that they say.
         unsafe { with_codes!(self.codes.kind, multiply(self, matrix, first_row, out)) }
     }
