@@ -28,7 +28,7 @@
 //! | | 32 and more | int8 VNNI | int8 VNNI | int8 VNNI | f32 tiles | f32 tiles |
 //! | `avx512amx` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | FP8 GEMV | f32 GEMV |
 //! | ·, one or two | 2 | int8 GEMV | int8 GEMV | int8 GEMV | bf16 AMX | f32 GEMV |
-//! | | else, to 16 | int8 AMX, few | int8 AMX, few | bf16 AMX | bf16 AMX | f32 GEMV |
+//! | | else, to 16 | int8 AMX, few | bf16 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
 //! | | more, to 31 | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
 //! | | 32 and more | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!

@@ -18,7 +18,7 @@ use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::Fetch;
 use super::super::tasks::Threads;
-use super::codes::IntegerCodes;
+use super::codes::{IntegerCodes, Kind};
 use super::outliers::{Outlier, Outliers};
 use super::tables::with_codes;
 use super::units::LIMB_BITS;
@@ -45,10 +45,10 @@ impl Int8FewAmx {
     }
 
     /// The codes of a format that is multiplied: blocks of them are two vectors, and matrix tiles have no groups that are smaller than
-    /// half of them.
+    /// half of them. MXFP4 is left to tiles of bf16, whatever the rows of x: experts have few of them or many.
     fn codes_of(format: QuantFormat) -> Option<IntegerCodes> {
         let codes = IntegerCodes::of(format).filter(|_| matches!(format.group_size(), 32 | 64 | 128));
-        codes.filter(|codes| codes.block() == BLOCK)
+        codes.filter(|codes| codes.block() == BLOCK && !matches!(codes.kind, Kind::Mxfp4))
     }
 }
 

@@ -178,7 +178,7 @@ fn the_table_is_the_documented_one() {
                     }
                     _ => (in_f32, in_f32),
                 };
-                let is_few_on_amx = one == "int8 GEMV" && format.group_size() > 16 && format.bits() > 2;
+                let is_few_on_amx = more == "int8 AMX" && format.bits() > 2;
                 let has_room_in_avx2 = format.element() != Element::Iq4Nl;
                 let want = match (isa.name(), m) {
                     ("avx2", 1) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
