@@ -27,13 +27,14 @@
 //! | | more, to 31 | int8 VNNI | int8 VNNI | int8 VNNI | f32 GEMV | f32 GEMV |
 //! | | 32 and more | int8 VNNI | int8 VNNI | int8 VNNI | f32 tiles | f32 tiles |
 //! | `avx512amx` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | FP8 GEMV | f32 GEMV |
-//! | ·, one or two | 2 | int8 GEMV | int8 GEMV | int8 GEMV | bf16 AMX | f32 GEMV |
+//! | ·, one or two | 2 | int8 GEMV | bf16 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
 //! | | else, to 16 | int8 AMX, few | bf16 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
 //! | | more, to 31 | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
 //! | | 32 and more | int8 AMX | bf16 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
 //! Digits are those of activations in integer kernels ([`Digits`]). GGML's K and IQ types are columns of affine formats; those with
-//! groups of 16 without AMX. Codes of one and two bits have no kernel for few rows on AMX, and take that for more. IQ4 types have no integer kernel on AVX2, codes of eight bits none for 32 rows and
+//! groups of 16 without AMX. Where few rows have a kernel of their own on AMX, codes of one and two bits take int8 AMX.
+//! IQ4 types have no integer kernel on AVX2, codes of eight bits none for 32 rows and
 //! more. FP8 with float scales is MXFP8's, without AMX, too.
 //!
 //! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
@@ -265,10 +266,9 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
             ],
             RowsOfX::Few => match (digits.count, m) {
                 // Vectors take no longer for two rows, of which all is prepared sooner.
-                (1 | 2, ..=2) => &[
-                    Algorithm::Int8GemvVnni(Int8GemvVnni::new(isa.vnni)),
-                    Algorithm::Bf16Amx(Bf16Amx::new(*isa)),
-                ],
+                (1 | 2, ..=2) if Int8FewAmx::new(*isa).supports(format) => {
+                    &[Algorithm::Int8GemvVnni(Int8GemvVnni::new(isa.vnni))]
+                }
                 (_, ..=FEW_OF_AMX) => &[
                     Algorithm::Int8FewAmx(Int8FewAmx::new(*isa)),
                     Algorithm::Bf16Amx(Bf16Amx::new(*isa)),
@@ -431,12 +431,15 @@ pub(super) fn prepare<'a>(
     x: &[f32],
     digits: Digits,
 ) -> Prepared<'a> {
-    let fast = [*isa, isa.without_tiles()].into_iter().find_map(|isa| {
-        match choose(&isa, x.len() / k.max(1), format, digits).runner() {
-            Runner::Rows(kernel) => kernel.prepare(format, k, x, digits).ok(),
-            Runner::F32Gemv | Runner::F32Tiles | Runner::Whole(_) => None,
-        }
-    });
+    let choose = |isa: &InstructionSet| choose(isa, x.len() / k.max(1), format, digits);
+    let algorithm = match choose(isa) {
+        whole if matches!(whole.runner(), Runner::Whole(_)) => choose(&isa.without_tiles()),
+        algorithm => algorithm,
+    };
+    let fast = match algorithm.runner() {
+        Runner::Rows(kernel) => kernel.prepare(format, k, x, digits).ok(),
+        Runner::F32Gemv | Runner::F32Tiles | Runner::Whole(_) => None,
+    };
     let x = fast.unwrap_or_else(|| f32::gemv::prepare(f32::kernels(isa), k, x, Threads::This));
     Prepared { format, k, x }
 }

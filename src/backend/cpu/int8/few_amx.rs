@@ -1,9 +1,9 @@
 //! A few rows of x times integer codes, on AMX: sixteen rows of the weight are the rows of a matrix tile, as they lie in memory,
 //! and digits of rows of x the columns of another.
 //!
-//! Nothing is transposed, as panels are, and whatever has up to sixteen columns costs the same: five rows of x in three digits, or
-//! sixteen in one. While a *strip* of the weight is multiplied, the next one is unpacked, row by row, and the third one behind it
-//! fetched. Sums of a group are scaled while the next one is multiplied.
+//! Nothing is transposed, as panels are, and whatever has up to sixteen columns is multiplied in the same time: five rows of x in three
+//! digits, or sixteen in one. While a *strip* of the weight is multiplied, the next one is unpacked, row by row, and the one two behind
+//! that fetched. Sums of a group are scaled while the next one is multiplied.
 
 #![allow(clippy::needless_range_loop)] // Iterators are calls in functions that have more instructions than theirs.
 
@@ -20,7 +20,7 @@ use super::super::row_gemv::Fetch;
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::outliers::{Outlier, Outliers};
-use super::tables::with_codes;
+use super::tables::{with_codes, AFFINE};
 use super::units::LIMB_BITS;
 use super::weight_panels::{PanelParams, Panels};
 use super::x_tiles::{Layout, Tile, XTiles, CHUNK, COLUMNS};
@@ -44,8 +44,8 @@ impl Int8FewAmx {
         Self { isa }
     }
 
-    /// The codes of a format that is multiplied: blocks of them are two vectors, and matrix tiles have no groups that are smaller than
-    /// half of them. MXFP4 is left to tiles of bf16, whatever the rows of x: experts have few of them or many.
+    /// The codes of a format that is multiplied: blocks of them are two vectors, groups half as deep as a matrix tile or deeper. MXFP4 is
+    /// left to tiles of bf16, whatever the rows of x: experts have few of them or many.
     fn codes_of(format: QuantFormat) -> Option<IntegerCodes> {
         let codes = IntegerCodes::of(format).filter(|_| matches!(format.group_size(), 32 | 64 | 128));
         codes.filter(|codes| codes.block() == BLOCK && !matches!(codes.kind, Kind::Mxfp4))
@@ -182,7 +182,7 @@ unsafe fn multiply<const BITS: usize, const KIND: u8>(
                         to: then,
                     };
                     let strip = OfStrip { prepared, params: &params, unpacked: now, group_size, tile };
-                    if tile * COLUMNS < m && codes.has_biases() {
+                    if KIND == AFFINE && tile * COLUMNS < m {
                         strip.multiply::<BITS, KIND, true>(groups.clone(), &mut ahead, (&mut counts, sums));
                     } else {
                         strip.multiply::<BITS, KIND, false>(groups.clone(), &mut ahead, (&mut counts, sums));

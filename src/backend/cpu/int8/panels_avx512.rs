@@ -59,7 +59,6 @@ impl Panels for Avx512Vnni {
         }
         let mut units = std::mem::take(&mut params.units);
         let what = Transpose { matrix, codes, rows, params };
-        // SAFETY: the features are enabled.
         with_stored(matrix, (first_row, rows), &mut units, what);
         params.units = units;
     }

@@ -111,7 +111,7 @@ pub(in super::super) trait Panels: Copy + Send + Sync + 'static {
 
     /// Unpacks [`DEPTH`] elements of up to sixteen rows, from element `first` of each on, or as many as there are; zeros follow
     /// them to the end of what is unpacked at a time. Where there are fewer rows, the last one is taken again. For
-    /// [`Layout::Rows`], which multiply signed bytes, codes are less their center, and some of their vectors lie
+    /// layouts other than [`Layout::Words`], which multiply signed bytes, codes are less their center, and some of their vectors lie
     /// [interleaved](Layout::interleaved).
     ///
     /// # Safety

@@ -27,6 +27,7 @@ pub(in super::super) enum Layout {
 }
 
 /// Elements that four bytes of each of sixteen vectors have.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) const CHUNK: usize = 64;
 
 /// Columns of a matrix tile, and vectors of a chunk.
@@ -81,7 +82,7 @@ pub(super) struct XTiles {
     pub(super) outliers: Outliers,
 }
 
-/// Up to sixteen rows of x, with rows of zeros behind the last.
+/// Some rows of x, with rows of zeros behind the last.
 pub(in super::super) struct Tile {
     pub(super) first: usize,
     /// Rows that there are, and those that are multiplied.

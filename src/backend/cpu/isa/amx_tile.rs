@@ -117,10 +117,10 @@ pub(in crate::backend::cpu) struct Tiles {
     before: Config,
 }
 
-/// The tile that holds a left-hand operand (activations).
+/// The tile that holds a left-hand operand.
 pub(in crate::backend::cpu) const LEFT: u8 = 7;
 
-/// The tiles that hold right-hand operands (weights).
+/// The tiles that hold right-hand operands.
 pub(in crate::backend::cpu) const RIGHT: [u8; 2] = [5, 6];
 
 impl Tiles {

@@ -125,7 +125,7 @@ fn every_algorithm_agrees_with_f64_for_every_format_that_it_supports() {
     for isa in isa::tested() {
         let mut rng = StdRng::seed_from_u64(21);
         for algorithm in algorithms(isa) {
-            for (n, k) in [(1usize, 128usize), (3, 64), (7, 96), (17, 160), (2, 1056), (33, 256)] {
+            for (n, k) in [(1usize, 128usize), (3, 64), (7, 96), (17, 160), (17, 384), (2, 1056), (33, 256)] {
                 for format in all_formats() {
                     if !k.is_multiple_of(format.granularity()) || !algorithm.supports(format) {
                         continue;
@@ -143,7 +143,7 @@ fn every_algorithm_agrees_with_f64_for_every_format_that_it_supports() {
     assert_eq!(used, all.collect());
 }
 
-const MS: [usize; 7] = [1, 2, 8, 9, 31, 32, 100];
+const MS: [usize; 10] = [1, 2, 3, 8, 9, 16, 17, 31, 32, 100];
 
 #[test]
 fn the_table_has_an_algorithm_for_every_format_and_m() {
@@ -204,7 +204,8 @@ fn the_table_is_the_documented_one() {
                     ("neondotprod", 32..) if one == "int8 GEMV" => "int8 dot, many",
                     ("neoni8mm", 5..32) if one == "int8 GEMV" => "int8 I8MM, few",
                     ("avx2", 2..5) if one == "int8 GEMV" && has_room_in_avx2 => "int8 GEMV, AVX2",
-                    ("avx512vnni", 2..5) | ("avx512amx", 2) if one == "int8 GEMV" => one,
+                    ("avx512vnni", 2..5) if one == "int8 GEMV" => one,
+                    ("avx512amx", 2) if is_few_on_amx => one,
                     ("avx512vnni", 5..32) if one == "int8 GEMV" => "int8 VNNI, few",
                     _ => want,
                 };

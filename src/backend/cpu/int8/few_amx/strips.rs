@@ -87,7 +87,7 @@ impl Ahead<'_> {
     /// Unpacks a few rows more.
     ///
     /// # Safety
-    /// As [`multiply`].
+    /// As [`unpack_row`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
     pub(super) unsafe fn unpack<const BITS: usize, const KIND: u8>(&mut self) {
@@ -116,7 +116,7 @@ pub(super) unsafe fn unpack_row<const BITS: usize, const KIND: u8>(
     let (ahead, _) = rows.strip::<BITS>(fetched, row);
     // Rows begin anywhere in a line.
     for line in (0..=const { STRIP * BITS / 8 }).step_by(64) {
-        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
+        prefetch(ahead.wrapping_add(line));
     }
     let (from, rest) = rows.strip::<BITS>(strip, row);
     assert!(to.len() >= LINES && row < ROWS);
@@ -153,6 +153,13 @@ pub(super) unsafe fn unpack_row<const BITS: usize, const KIND: u8>(
             }
         }
     }
+}
+
+/// Prefetches a cache line into all levels.
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    // SAFETY: a prefetch of any address is harmless: it neither faults nor changes what a program sees.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
 }
 
 /// The first 64 bytes of a block, or as many as there are, and those behind them.
