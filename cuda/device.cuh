@@ -58,10 +58,13 @@ __device__ __forceinline__ uint32_t as_bits(half2 value) {
 }
 
 // Hides how an address came about, lest the compiler computes all that follow from it ahead of a loop, for which
-// there are no registers.
-template <class T> __device__ __forceinline__ void forget_origin([[maybe_unused]] T *&address) {
+// there are no registers; or a number, lest it is computed each time anew.
+template <class T> __device__ __forceinline__ void forget_origin([[maybe_unused]] T &value) {
 #ifndef CANDLE_QUANT_EMULATED
-    asm volatile("" : "+l"(address));
+    if constexpr (sizeof value == 8)
+        asm volatile("" : "+l"(value));
+    else
+        asm volatile("" : "+r"(value));
 #endif
 }
 
@@ -73,6 +76,17 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t d;
     asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
+#endif
+}
+
+// The bytes of two words that four nibbles select, each below 8: __byte_perm, but for the instruction that makes sure of it.
+__device__ __forceinline__ uint32_t select_of_eight(uint32_t low, uint32_t high, uint32_t nibbles) {
+#ifdef CANDLE_QUANT_EMULATED
+    return __byte_perm(low, high, nibbles);
+#else
+    uint32_t selected;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(selected) : "r"(low), "r"(high), "r"(nibbles));
+    return selected;
 #endif
 }
 

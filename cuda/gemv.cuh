@@ -152,7 +152,10 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
     // [two sets, so that one is added up while the next ones come][block of rows]
     float *const shares = x.after();
     int share = warp % Shape::K_WARPS;
-    for (uint32_t number = 0; number < count; ++number) {
+    LaneOfX<Format, Shape> lane_of_x(x, g, t);
+    if (count == 0) return;
+    for (uint32_t number = 0;; ++number) {
+        const bool is_last = number + 1 == count;
         Sums<Shape> sums = {};
         int k0 = share * Shape::ROUND;
 #pragma unroll 1
@@ -160,6 +163,8 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
             static_for<Shape::BATCH>([&](auto turn_) {
                 constexpr int turn = decltype(turn_)::value;
                 const bool there = k0 < k_share;
+                // Where registers are few, the compiler needs to see that nothing else uses it.
+                if (there || !NO_COPIES_BEHIND) lane_of_x.round(k0);
                 if (Shape::SCALES_LATE) rows.load_scales(scales[turn], turn, k);
                 Products<Format, Shape> products(scales[turn]);
                 static_for<Shape::STEPS / Shape::AT_ONCE>([&](auto some_) {
@@ -173,11 +178,11 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
                         constexpr int one = decltype(one_)::value, step = first_step + one, of_batch = first_of_batch + one;
                         constexpr int place = of_batch % Shape::RING, ahead = (of_batch + Shape::RING) % STEPS_OF_BATCH;
                         if (!Shape::LOADS_LATE) ring.copy(place, rows, ahead, is_any);
-                        if (there) products.template step<step>(words[one], x, k0, g, t);
+                        if (there) products.template step<step>(words[one], lane_of_x);
                         if (Shape::LOADS_LATE) ring.copy(place, rows, ahead, is_any);
                     });
                 });
-                if (there) products.add_to(sums, scales[turn], x, k0, t);
+                if (there) products.add_to(sums, scales[turn], lane_of_x);
                 if (!Shape::SCALES_LATE) rows.load_scales(scales[turn], turn, k);
                 k0 += TURN;
             });
@@ -185,10 +190,11 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
         float *const of_set = shares + set * Shape::WAITING * BlockSums<Shape>::SIZE;
         store_sums<Shape>(of_set + waiting * BlockSums<Shape>::SIZE + (tile * Shape::K_WARPS + share) * 16 * Shape::ROWS, sums, g, t);
         share = share_behind(share);
-        if (waiting + 1 < Shape::WAITING && number + 1 < count) continue;
-        if (number + 1 == count) wait_for_copies<0>();  // of nothing, to where others may write from now on
+        if (waiting + 1 < Shape::WAITING && !is_last) continue;
+        if (is_last) wait_for_copies<0>();  // of nothing, to where others may write from now on
         __syncthreads();
         store(number - waiting, waiting + 1, [&](uint32_t which) { return BlockSums<Shape>{of_set + which * BlockSums<Shape>::SIZE, x.squares()}; });
+        if (is_last) return;
     }
 }
 

@@ -1,5 +1,6 @@
 // One round of the tensor-core GEMV: a warp's share of k between two applications of scales to sums.
 #pragma once
+#include "gemv_lane.cuh"
 #include "gemv_ring.cuh"
 #include <type_traits>
 
@@ -37,10 +38,7 @@ template <class Shape> struct Accumulators {
 
 // Adds the products of sixteen weights of rows g and g + 8 with the columns of x of one tile.
 template <class Format, class Shape>
-__device__ __forceinline__ void multiply_sixteen(Accumulators<Shape> &c, const uint32_t (&a)[2][8], const StagedX<Format, Shape> &x, bool mine,
-                                                 int part, int row, int t) {
-    uint32_t b[8];
-    x.fragment(b, mine, part, row, t);
+__device__ __forceinline__ void multiply_sixteen(Accumulators<Shape> &c, const uint32_t (&a)[2][8], const uint32_t (&b)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
         const uint32_t ai[4] = {a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]};
@@ -54,27 +52,26 @@ template <class Format, class Shape> struct ByGroups {
 
     __device__ __forceinline__ ByGroups(const RoundScales<Format, Shape> &) {}
 
-    template <int STEP> __device__ __forceinline__ void step(const uint32_t (&words)[2][Shape::WORDS], const StagedX<Format, Shape> &x, int k0, int g, int t) {
+    template <int STEP> __device__ __forceinline__ void step(const uint32_t (&words)[2][Shape::WORDS], LaneOfX<Format, Shape> &x) {
         static_for<Shape::CHUNK / 16>([&](auto part_) {
             constexpr int part = decltype(part_)::value;
             uint32_t a[2][8];
 #pragma unroll
             for (int row = 0; row < 2; ++row) dequantize_sixteen<Format, part>(a[row], words[row]);
-            const int group = (STEP * Shape::STEP + t * Shape::CHUNK + part * 16) / Shape::GROUP;
 #pragma unroll
-            for (int pass = 0; pass < Shape::PASSES; ++pass) {
-                const bool mine = Shape::PASSES * Shape::SLOTS == 1 || group == pass * Shape::SLOTS + Shape::slot(g);
+            for (int pass = 0; pass < Shape::PASSES; ++pass)
 #pragma unroll
-                for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile)
-                    multiply_sixteen<Format, Shape>(c[pass][tile], a, x, mine, (k0 / Shape::STEP + STEP) * (Shape::CHUNK / 16) + part,
-                                                    tile * 8 + g % Shape::ROWS, t);
-            }
+                for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile) {
+                    uint32_t b[8];
+                    x.template fragment<STEP, part>(b, pass, tile);
+                    multiply_sixteen<Format, Shape>(c[pass][tile], a, b);
+                }
         });
     }
 
     // The lane now holds columns 2t and 2t + 1 of rows g and g + 8, each the sum over one group.
     __device__ __forceinline__ void add_to(Sums<Shape> &sums, const RoundScales<Format, Shape> &round,
-                                           const StagedX<Format, Shape> &x, int k0, int t) {
+                                           const LaneOfX<Format, Shape> &x) {
         constexpr bool ONE = Shape::ROWS == 1;
 #pragma unroll
         for (int pass = 0; pass < Shape::PASSES; ++pass)
@@ -83,10 +80,10 @@ template <class Format, class Shape> struct ByGroups {
                 c[pass][tile].add_up();
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                    const int slot = Shape::slot(2 * t + j);
+                    const int slot = x.slot(j);
                     if (Shape::SLOTS * Shape::ROWS < 8 && slot >= Shape::SLOTS) continue;
                     const int scale_index = ONE ? pass * 2 + j : pass;
-                    const auto of_x = *x.group(tile * 8 + (2 * t + j) % Shape::ROWS, k0 / Shape::GROUP + pass * Shape::SLOTS + slot);
+                    const auto of_x = x.group(tile, j, pass);
 #pragma unroll
                     for (int row = 0; row < 2; ++row) {
                         float &sum = sums.sum[row][ONE ? 0 : tile * 2 + j];
@@ -142,7 +139,7 @@ template <class Format, class Shape> struct Folded {
             for (int row = 0; row < 2; ++row) factor[row][step] = folded_scale<Format>(round.scale[row][step], top[row]);
     }
 
-    template <int STEP> __device__ __forceinline__ void step(const uint32_t (&words)[2][Shape::WORDS], const StagedX<Format, Shape> &x, int k0, int g, int t) {
+    template <int STEP> __device__ __forceinline__ void step(const uint32_t (&words)[2][Shape::WORDS], LaneOfX<Format, Shape> &x) {
         static_for<Shape::CHUNK / 16>([&](auto part_) {
             constexpr int part = decltype(part_)::value;
             uint32_t a[2][8];
@@ -153,19 +150,22 @@ template <class Format, class Shape> struct Folded {
                 for (int i = 0; i < 8; ++i) a[row][i] = as_bits(__hmul2(as_half2(a[row][i]), as_half2(factor[row][STEP])));
             }
 #pragma unroll
-            for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile)
-                multiply_sixteen<Format, Shape>(c[tile], a, x, true, (k0 / Shape::STEP + STEP) * (Shape::CHUNK / 16) + part, tile * 8 + g, t);
+            for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile) {
+                uint32_t b[8];
+                x.template fragment<STEP, part>(b, 0, tile);
+                multiply_sixteen<Format, Shape>(c[tile], a, b);
+            }
         });
     }
 
     __device__ __forceinline__ void add_to(Sums<Shape> &sums, const RoundScales<Format, Shape> &,
-                                           const StagedX<Format, Shape> &x, int k0, int t) {
+                                           const LaneOfX<Format, Shape> &x) {
 #pragma unroll
         for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile) {
             c[tile].add_up();
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                const float unit = x.group(tile * 8 + 2 * t + j, k0 / Shape::ROUND)->unit;
+                const float unit = x.group(tile, j, 0).unit;
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
                     const float scale = Format::SCALES == Scale::E8m0 ? e8m0_to_float(top[row]) : 1.f;

@@ -72,21 +72,9 @@ template <class Format, class Shape> struct StagedX {
         }
     }
 
-    // The first eight of the sixteen halves that `lane` of four needs of `row`; the others are
-    // ROWS * 4 further on, so that a warp's loads meet no bank twice.
-    __device__ __forceinline__ uint4 *sixteen(int part, int row, int lane) const {
-        return reinterpret_cast<uint4 *>(memory + ZEROS) + (part * 2 * Shape::ROWS + row) * 4 + lane;
-    }
-
-    // B fragments of four multiplications; zeros if the column carries another group.
-    __device__ __forceinline__ void fragment(uint32_t (&b)[8], bool mine, int part, int row, int lane) const {
-        uint4 first = make_uint4(0, 0, 0, 0), second = first;
-        const uint4 *from = sixteen(part, row, lane);
-        if (HAS_ZEROS && !mine) from = reinterpret_cast<const uint4 *>(memory);
-        if (HAS_ZEROS || mine) first = from[0], second = from[Shape::ROWS * 4];
-        b[0] = first.x, b[1] = first.y, b[2] = first.z, b[3] = first.w;
-        b[4] = second.x, b[5] = second.y, b[6] = second.z, b[7] = second.w;
-    }
+    // Sixteen halves that each of four lanes needs of one row: the first eight of all lanes of all rows, then the others, so that
+    // a warp's loads meet no bank twice.
+    static constexpr int LANES_BYTES = 4 * sizeof(uint4), PART_BYTES = 2 * Shape::ROWS * LANES_BYTES;
 };
 
 // Sixteen consecutive elements of a row of x.
@@ -197,9 +185,9 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, u
 
         const int step = sixteen * 16 / Shape::STEP, within = sixteen * 16 % Shape::STEP;
         const int part = step * (Shape::CHUNK / 16) + within % Shape::CHUNK / 16;
-        uint4 *to = x.sixteen(part, row, within / Shape::CHUNK);
-        to[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-        to[Shape::ROWS * 4] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+        unsigned char *to = x.memory + x.ZEROS + part * x.PART_BYTES + row * x.LANES_BYTES + within / Shape::CHUNK * sizeof(uint4);
+        *reinterpret_cast<uint4 *>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        *reinterpret_cast<uint4 *>(to + x.PART_BYTES / 2) = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
         if (sixteen % LANES == 0) {
             const float unit = __uint_as_float((254 - exponent) << 23);
             if constexpr (Format::HAS_OFFSETS)

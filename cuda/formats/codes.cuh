@@ -37,12 +37,21 @@ template <int BITS, int WORDS> __device__ __forceinline__ Octet octet_of(const u
     return {shift ? __funnelshift_r(words[word], second, shift) : words[word], second >> shift};
 }
 
-// The bytes that the lowest four codes of four bits select among sixteen.
-__device__ __forceinline__ uint32_t select_bytes(uint32_t codes, const uint32_t (&bytes)[4]) {
-    const uint32_t below = codes & 0x7777u;
-    const uint32_t low = __byte_perm(bytes[0], bytes[1], below), high = __byte_perm(bytes[2], bytes[3], below);
-    return __byte_perm(low, high, (codes >> 1 & 0x4444u) | 0x3210u);
-}
+// Which of sixteen bytes each of eight codes of four bits selects.
+class SelectBytes {
+    uint32_t of_eight;  // of the first eight, and of the others
+    uint32_t which;     // of these two
+
+  public:
+    __device__ __forceinline__ explicit SelectBytes(uint32_t codes)
+        : of_eight(codes & 0x77777777u), which((codes >> 1 & 0x44444444u) | 0x32103210u) {}
+
+    // Those of four codes, from code `first` (0 or 4) on.
+    __device__ __forceinline__ uint32_t four(int first, const uint32_t (&bytes)[4]) const {
+        const uint32_t own = of_eight >> (4 * first);
+        return select_of_eight(select_of_eight(bytes[0], bytes[1], own), select_of_eight(bytes[2], bytes[3], own), which >> (4 * first));
+    }
+};
 
 // Halves that add up to a weight of a format, for the tile kernels: elements of a table do not fit one.
 template <class F> constexpr int HALVES_OF_WEIGHT = 1;

@@ -36,7 +36,7 @@ template <int BITS_, int DENOMINATOR, uint32_t FIRST, uint32_t SECOND = 0, uint3
     static constexpr bool HAS_BIASES = false, HAS_OFFSETS = true;
 
     static __device__ __forceinline__ void elements(Octet codes, int first, float (&element)[4]) {
-        const uint32_t bytes = look_up(first == 0 ? codes.low : codes.low >> (4 * BITS));
+        const uint32_t bytes = look_up(codes.low, first);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             // A byte at the end of 2^23 is 2^23 plus the byte.
@@ -58,8 +58,9 @@ template <int BITS_, int DENOMINATOR, uint32_t FIRST, uint32_t SECOND = 0, uint3
         for (int i = 0; i < UNIT; i += 4) {
             const int bit = (U * UNIT + i) * BITS, shift = bit % 32;
             const uint32_t *word = words + bit / 32;
-            const uint32_t codes = shift + 4 * BITS <= 32 ? word[0] >> shift : __funnelshift_r(word[0], word[1], shift);
-            const uint32_t bytes = look_up(codes);
+            const uint32_t bytes = BITS == 4                 ? look_up(words[U], i)
+                                   : shift + 4 * BITS <= 32 ? look_up(word[0] >> shift, 0)
+                                                            : look_up(__funnelshift_r(word[0], word[1], shift), 0);
             pairs[i / 2] = __byte_perm(bytes, 0x64646464u, 0x4140), pairs[i / 2 + 1] = __byte_perm(bytes, 0x64646464u, 0x4342);
         }
     }
@@ -68,7 +69,7 @@ template <int BITS_, int DENOMINATOR, uint32_t FIRST, uint32_t SECOND = 0, uint3
     static __device__ __forceinline__ void octet_to_halves(Octet codes, uint32_t (&pairs)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; i += 2) {
-            const uint32_t bytes = look_up(i == 0 ? codes.low : codes.low >> (4 * BITS));
+            const uint32_t bytes = look_up(codes.low, 2 * i);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const uint32_t shifted = __byte_perm(bytes, 0x64646464u, j ? 0x4342 : 0x4140);
@@ -78,17 +79,18 @@ template <int BITS_, int DENOMINATOR, uint32_t FIRST, uint32_t SECOND = 0, uint3
     }
 
   private:
-    // The integers of the lowest four codes, plus 128.
-    static __device__ __forceinline__ uint32_t look_up(uint32_t codes) {
+    // The integers of four codes of a word, plus 128: from code `first` (0 or 4) on.
+    static __device__ __forceinline__ uint32_t look_up(uint32_t codes, int first) {
         if constexpr (BITS == 4) {
-            return select_bytes(codes, {FIRST, SECOND, THIRD, FOURTH});
+            return SelectBytes(codes).four(first, {FIRST, SECOND, THIRD, FOURTH});
         } else {
+            codes >>= first * BITS;
             // Each code at the end of a nibble.
             constexpr uint32_t CODE = (1 << BITS) - 1;
             uint32_t nibbles = codes & CODE;
 #pragma unroll
             for (int i = 1; i < 4; ++i) nibbles = and_or(codes << ((4 - BITS) * i), CODE << (4 * i), nibbles);
-            return __byte_perm(FIRST, SECOND, nibbles);
+            return select_of_eight(FIRST, SECOND, nibbles);
         }
     }
 };

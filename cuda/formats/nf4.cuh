@@ -80,11 +80,12 @@ struct Nf4 : PlainFloatScales {
 
   protected:
     static __device__ __forceinline__ void select_halves(const uint32_t (&bytes)[2][2][4], uint32_t codes, uint32_t (&pairs)[2][4]) {
+        const SelectBytes selected(codes);
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
             for (int i = 0; i < 4; i += 2) {
-                const uint32_t low = select_bytes(codes >> (8 * i), bytes[half][0]), high = select_bytes(codes >> (8 * i), bytes[half][1]);
+                const uint32_t low = selected.four(2 * i, bytes[half][0]), high = selected.four(2 * i, bytes[half][1]);
                 pairs[half][i] = __byte_perm(low, high, 0x5140), pairs[half][i + 1] = __byte_perm(low, high, 0x7362);
             }
     }

@@ -113,6 +113,8 @@ class Loop:
     last: int
     body: list = field(init=False)
 
+    WORK = {"HMMA", "FFMA", "FMUL", "FADD", "LDG", "LDGSTS", "LDS"}
+
     def __post_init__(self):
         self.body = [i for i in self.kernel.instructions if self.first <= i.address <= self.last]
 
@@ -122,6 +124,19 @@ class Loop:
     @property
     def weight_loads(self):
         return [instruction for instruction in self.body if instruction.loads_weights]
+
+    @property
+    def usual(self):
+        """What nearly every trip takes: all but what a branch leaves out that has no loads and calculates nothing with floats, such as where
+        the next block of rows is."""
+        left_out = set()
+        for branch in self.body:
+            target = branch.branch_target
+            if branch.conditional and target is not None and branch.address < target <= self.last:
+                region = [i for i in self.body if branch.address < i.address < target]
+                if not any(i.name in self.WORK for i in region):
+                    left_out |= {i.address for i in region}
+        return [i for i in self.body if i.address not in left_out]
 
     @property
     def hmma_chain(self):

@@ -27,7 +27,7 @@ CODES = r"attend_(k\d|prompt_codes)_"
 
 @dataclass
 class HotLoop:
-    """Of a GEMV."""
+    """Of a GEMV: of a usual trip."""
 
     instructions: int
     weights: float  # of a lane, in a trip
@@ -187,17 +187,17 @@ def copy_complaints(kernel):
 
 
 def hot_loop(kernel, loop, gemv):
-    loads = [load.load_bytes for load in loop.weight_loads]
+    loads, usual = [load.load_bytes for load in loop.weight_loads], loop.usual
     weights = sum(loads) * 8 / gemv.bits
     # For the weights of a trip of one lane: what a multiprocessor reads meanwhile is its share of the bandwidth.
     seconds = h200.seconds_to_read(weights * gemv.bytes_per_weight) * h200.MULTIPROCESSORS
     return HotLoop(
-        instructions=len(loop.body),
+        instructions=len(usual),
         weights=weights,
         load_bytes=loads,
         hmma=loop.count("HMMA"),
-        issue=h200.seconds_to_issue(len(loop.body), h200.ISSUE) / seconds,
-        alu=h200.seconds_to_issue(loop.count(*ALU), h200.ISSUE_ALU) / seconds,
+        issue=h200.seconds_to_issue(len(usual), h200.ISSUE) / seconds,
+        alu=h200.seconds_to_issue(sum(i.name in ALU for i in usual), h200.ISSUE_ALU) / seconds,
         kilobytes_in_flight=sum(loads) * h200.THREADS * h200.blocks_by_registers(kernel.registers) // 1024,
     )
 

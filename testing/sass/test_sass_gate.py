@@ -2,7 +2,7 @@
 import unittest
 
 from gemv import Gemv
-from made_up import BODY, assembled, kernel
+from made_up import BODY, LOADS, assembled, kernel
 from measure import measure
 from sass_gate import compare
 from whole import Whole
@@ -25,6 +25,17 @@ class Measuring(unittest.TestCase):
         self.assertEqual(measured.hot_loop.per_weight, 44 / 128)
         # 4.3 TB/s are 29.25 weights of 0.5625 bytes for each clock of 132 multiprocessors at 1.98 GHz.
         self.assertAlmostEqual(measured.hot_loop.issue, 44 / 128 * 29.25 / 128, places=3)
+
+    def test_what_is_rare_in_the_hot_loop_is_not_counted(self):
+        def instructions(region):
+            body = [*BODY, "@P2 BRA behind", *region, "behind: NOP"]
+            return measure(kernel(body=body), LAUNCHES)[0].hot_loop.instructions
+
+        integers = ["IADD3 R20, R20, R21, RZ", "LDC R22, c[0x0][0x210]", "IMAD R23, R22, R20, RZ"]
+        self.assertEqual(instructions(integers), len(BODY) + 3)
+        # Who branches is not always right: these are what the loop is for.
+        for work in ("FFMA R20, R21, R22, R20", "LDS.128 R20, [R24]", "HMMA.16816.F32 R4, R8, R12, R4", LOADS[0]):
+            self.assertEqual(instructions([*integers, work]), len(BODY) + 7, work)
 
     def test_unrolling_does_not_change_the_figure(self):
         measured, _ = measure(kernel(body=BODY + BODY), LAUNCHES)

@@ -31,6 +31,7 @@ template <class T> struct OnGpu {
 
 const std::map<std::string, void (*)(Items)> KERNELS = {
     {"test_and_or", test_and_or},
+    {"test_select_of_eight", test_select_of_eight},
     {"test_load_1", test_load_1},
     {"test_load_2", test_load_2},
     {"test_load_4", test_load_4},

@@ -31,6 +31,9 @@ template <uint32_t DTYPE> __device__ __forceinline__ uint32_t rounded_range(uint
 ITEMS(test_and_or) {
     FOR_EACH_ITEM p.out[i] = cq::and_or(p.in[3 * i], p.in[3 * i + 1], p.in[3 * i + 2]);
 }
+ITEMS(test_select_of_eight) {
+    FOR_EACH_ITEM p.out[i] = cq::select_of_eight(p.in[3 * i], p.in[3 * i + 1], p.in[3 * i + 2]);
+}
 ITEMS(test_load_1) {
     FOR_EACH_ITEM cq::load_words<1, true>(p.out + i, p.in + i);
 }

@@ -78,6 +78,7 @@ void compare_items(Runner &subject, Runner &reference) {
         compare(subject, reference, kernel, in, in_words, out_words, canonical);
     };
     with("test_and_or", random, 3, 1);
+    with("test_select_of_eight", random, 3, 1);
     with("test_load_1", random, 1, 1);
     with("test_load_2", random, 2, 2);
     with("test_load_4", random, 4, 4);
